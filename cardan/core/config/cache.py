@@ -1,0 +1,25 @@
+"""How much memory the KV cache gets and how it is cut."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """Settings of the KV cache.
+
+    Attributes:
+        block_size: tokens in a block; None lets the platform choose.
+        kv_cache_memory_bytes: bytes of all KV pools together; None: ``memory_utilization``.
+        memory_utilization: fraction of the device's free memory (after the weights are loaded)
+            that the KV cache may take when no byte budget is given.
+        num_blocks: exact number of blocks, overriding both budgets; for tests.
+        kv_cache_dtype: ``auto`` is the model's dtype.
+        enable_prefix_caching: reuse full blocks of equal prefixes.
+    """
+
+    block_size: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    memory_utilization: float = 0.4
+    num_blocks: int | None = None
+    kv_cache_dtype: str = "auto"
+    enable_prefix_caching: bool = True

@@ -1,0 +1,37 @@
+"""The HTTP edge."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of the HTTP server.
+
+    Attributes:
+        host: address to listen on.
+        port: TCP port.
+        uds: path of a Unix socket to listen on instead.
+        api_keys: accepted bearer tokens; empty: no authentication.
+        served_model_names: names that answer to ``model``; the first is used in replies. Empty:
+            the model's own name.
+        allowed_origins: origins that browsers may call from (CORS); empty: none.
+        shutdown_timeout: seconds that running requests get to finish on a stop signal.
+        step_timeout: seconds without progress after which the engine counts as stuck.
+        enable_log_requests: log each request's id, sizes and settings (never its text).
+        root_path: path prefix when behind a proxy.
+        max_body_bytes: largest request body accepted, bytes.
+        response_role: role of the answering chat message.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    api_keys: tuple[str, ...] = ()
+    served_model_names: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    shutdown_timeout: float = 30.0
+    step_timeout: float = 60.0
+    enable_log_requests: bool = False
+    root_path: str = ""
+    max_body_bytes: int = 64 * 1024 * 1024
+    response_role: str = "assistant"
