@@ -1,6 +1,7 @@
 """What comes out: plain messages from the engine, and the outputs that users hold."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from cardan.core.types.request import FinishReason
 
@@ -18,13 +19,22 @@ class TokenLogprobs:
     ranks: list[int]
 
 
+ErrorKind = Literal["failed", "invalid", "queue_full"]
+
+
 @dataclass(slots=True)
 class Finish:
-    """The end of one sequence. ``stop_token_id`` is set when a token other than EOS stopped it."""
+    """The end of one sequence. ``stop_token_id`` is set when a token other than EOS stopped it.
+
+    With reason ``error``, ``kind`` tells whether the request failed while computing, was invalid
+    (``field`` names what), or met a full queue.
+    """
 
     reason: FinishReason
     stop_token_id: int | None = None
     message: str | None = None
+    kind: ErrorKind | None = None
+    field: str | None = None
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""Model files: finding them, reading their configs, and handing out their tensors."""

@@ -1,0 +1,121 @@
+"""A GGUF file as a checkpoint: Hugging Face names, shapes and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cardan.core.interfaces.errors import WeightsError
+from cardan.core.weights.gguf_config import hf_config_from_gguf
+from cardan.core.weights.gguf_dequant import PLAIN_DTYPES, dequantize
+from cardan.core.weights.gguf_file import GGUFFile, GGUFTensor
+from cardan.core.weights.gguf_names import ROPE_FREQS, Stored, TensorSource, map_tensor_names
+from cardan.core.weights.gguf_types import GGMLType
+
+_ROPE_SOURCE: Final = TensorSource(ROPE_FREQS, Stored.SAME)
+
+
+class GGUFCheckpoint:
+    """Reads one GGUF file; tensors equal those of the Hugging Face checkpoint it was made from.
+
+    Owns the file's mapping. Satisfies `Checkpoint`. `rope_freqs.weight`, which no Hugging Face
+    checkpoint has, can be read by that name if the file holds it but is not among `names()`: the
+    config's `rope_scaling` says the same.
+
+    Raises:
+        WeightsError: see `GGUFFile`, `hf_config_from_gguf` and `map_tensor_names`; also if the file
+            is one part of several.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.file = GGUFFile(path)
+        try:
+            _check_whole(self.file)
+            self.config: Mapping[str, Any] = hf_config_from_gguf(self.file)
+            self._sources = _sources(self.file)
+        except BaseException:
+            self.file.close()
+            raise
+
+    def names(self) -> frozenset[str]:
+        """The Hugging Face names of all tensors."""
+        return frozenset(self._sources)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, without reading its data."""
+        return self._entry(self._source(name)).shape
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The tensor, decoded; a view of the mapped file where nothing has to be changed."""
+        source = self._source(name)
+        entry = self._entry(source)
+        stored_dtype = PLAIN_DTYPES.get(GGMLType(entry.type_id), torch.float32)
+        wanted = stored_dtype if dtype is None else dtype
+        raw = self.file.raw(source.gguf_name)
+        try:
+            if source.stored is Stored.PLUS_ONE:
+                # In float32, since the sum has lost nothing there yet.
+                return (dequantize(raw, entry.type_id, entry.shape, torch.float32) - 1).to(wanted)
+            if source.stored is not Stored.SAME:
+                raw = _deinterleave_rows(raw, entry.shape[0], self._num_heads(source.stored))
+            return dequantize(raw, entry.type_id, entry.shape, wanted)
+        except WeightsError as error:
+            raise WeightsError(f"{self.describe(name)}: {error}") from error
+
+    def describe(self, name: str) -> str:
+        """The file and the name that the tensor has in it."""
+        return f"{self.file.path.name}: tensor {self._source(name).gguf_name!r}"
+
+    def close(self) -> None:
+        """Give up the mapping; tensors handed out stay valid."""
+        self.file.close()
+
+    def _source(self, name: str) -> TensorSource:
+        source = self._sources.get(name)
+        if source is None and name == ROPE_FREQS and ROPE_FREQS in self.file.tensors:
+            source = _ROPE_SOURCE
+        if source is None:
+            raise WeightsError(f"{self.file.path}: has no tensor for {name!r}")
+        return source
+
+    def _entry(self, source: TensorSource) -> GGUFTensor:
+        return self.file.tensors[source.gguf_name]
+
+    def _num_heads(self, stored: Stored) -> int:
+        key = "num_key_value_heads" if stored is Stored.INTERLEAVED_KEY else "num_attention_heads"
+        num_heads: int = self.config[key]
+        return num_heads
+
+
+def _check_whole(file: GGUFFile) -> None:
+    parts = file.metadata.get("split.count", 1)
+    if parts not in (0, 1):
+        raise WeightsError(
+            f"{file.path}: metadata 'split.count': the model is split into {parts} files; "
+            "join them with `llama-gguf-split --merge FIRST_FILE OUTPUT_FILE`"
+        )
+
+
+def _sources(file: GGUFFile) -> dict[str, TensorSource]:
+    try:
+        return map_tensor_names(str(file.metadata["general.architecture"]), file.tensors)
+    except WeightsError as error:
+        raise WeightsError(f"{file.path}: {error}") from error
+
+
+def _deinterleave_rows(
+    raw: npt.NDArray[np.uint8], num_rows: int, num_heads: int
+) -> npt.NDArray[np.uint8]:
+    """Put the rows of every head back into two halves.
+
+    Rows are moved as stored: a quantised block never spans two rows.
+    """
+    if num_rows % (2 * num_heads):
+        raise WeightsError(f"{num_rows} rows do not make {num_heads} heads of an even size")
+    pairs = raw.reshape(num_heads, num_rows // num_heads // 2, 2, -1)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1)
