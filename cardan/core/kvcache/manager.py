@@ -1,0 +1,195 @@
+"""Which blocks each sequence holds, in every KV group.
+
+Ownership of the blocks of one sequence (``blocks[g]``, block i holds tokens
+``[i * block_size, (i + 1) * block_size)``):
+
+    [0, num_shared)              referenced; also held by others or found by hash
+    [num_shared, num_registered) own, full, findable by hash
+    [num_registered, len)        own, being filled
+
+``free`` drops all references, last block first, so that the tail of a prompt is evicted before
+its beginning.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from cardan.core.kvcache.block_pool import BlockPool
+from cardan.core.kvcache.prefix import extend_chain
+from cardan.core.types.errors import ConfigError
+from cardan.core.types.kv import KVCacheConfig
+from cardan.core.types.request import MediaSpan
+
+
+@dataclass(slots=True)
+class SequenceBlocks:
+    """The block tables of one sequence and the hash chain of its full blocks."""
+
+    root: bytes
+    media: tuple[MediaSpan, ...]
+    blocks: tuple[list[int], ...]
+    hashes: list[bytes] = field(default_factory=list)
+    num_registered: int = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks[0])
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """Cached blocks found for a sequence; ``num_free`` of them (in one group) are free now."""
+
+    block_ids: tuple[list[int], ...]
+    num_free: int
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.block_ids[0])
+
+
+class KVCacheManager:
+    """Plans KV memory; moves no bytes and knows no device."""
+
+    def __init__(self, config: KVCacheConfig, enable_prefix_caching: bool) -> None:
+        for group in config.groups:
+            if group.spec.kind != "full":
+                raise ConfigError(f"KV groups of kind {group.spec.kind} are not supported yet")
+            if group.spec.block_size != config.block_size:
+                raise ConfigError("all KV groups must have the same block size")
+        self.config = config
+        self.block_size = config.block_size
+        self.num_groups = len(config.groups)
+        self.enable_prefix_caching = enable_prefix_caching
+        self._pools = tuple(BlockPool(config.num_blocks) for _ in config.groups)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that every group can still give."""
+        return min(pool.num_free for pool in self._pools)
+
+    @property
+    def num_used(self) -> int:
+        return max(pool.num_used for pool in self._pools)
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks in use, 0 to 1."""
+        return self.num_used / self.config.num_usable_blocks
+
+    @property
+    def num_cached(self) -> int:
+        return self._pools[0].num_cached
+
+    def new_sequence(self, root: bytes, media: tuple[MediaSpan, ...]) -> SequenceBlocks:
+        return SequenceBlocks(root, media, tuple([] for _ in self._pools))
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def find_cached(
+        self, sequence: SequenceBlocks, token_ids: npt.NDArray[np.int32]
+    ) -> CachedPrefix:
+        """Longest cached prefix of ``token_ids``, short of the last token: that one is computed."""
+        found: tuple[list[int], ...] = tuple([] for _ in self._pools)
+        if not self.enable_prefix_caching:
+            return CachedPrefix(found, 0)
+        limit = (len(token_ids) - 1) // self.block_size
+        for index in range(limit):
+            extend_chain(
+                sequence.hashes,
+                sequence.root,
+                token_ids,
+                self.block_size,
+                index + 1,
+                sequence.media,
+            )
+            ids = [pool.lookup(sequence.hashes[index]) for pool in self._pools]
+            if any(block_id is None for block_id in ids):
+                break
+            for group, block_id in zip(found, ids, strict=True):
+                group.append(block_id)  # type: ignore[arg-type]  # None was excluded above
+        free = max(
+            sum(pool.is_free(block_id) for block_id in group)
+            for pool, group in zip(self._pools, found, strict=True)
+        )
+        return CachedPrefix(found, free)
+
+    def attach(self, sequence: SequenceBlocks, prefix: CachedPrefix) -> None:
+        """Give an empty sequence a reference to each block of ``prefix``."""
+        for pool, blocks, ids in zip(self._pools, sequence.blocks, prefix.block_ids, strict=True):
+            pool.reference(ids)
+            blocks.extend(ids)
+        sequence.num_registered = prefix.num_blocks
+
+    def extend(self, sequence: SequenceBlocks, num_tokens: int) -> tuple[list[int], ...] | None:
+        """Allocate until ``num_tokens`` fit; the new ids of each group, or None if they lack."""
+        count = self.blocks_for(num_tokens) - sequence.num_blocks
+        if count > self.num_free:
+            return None
+        added = tuple(pool.allocate(max(count, 0)) for pool in self._pools)
+        for blocks, ids in zip(sequence.blocks, added, strict=True):
+            blocks.extend(ids)
+        return added
+
+    def fork(
+        self, parent: SequenceBlocks, child: SequenceBlocks, num_tokens: int
+    ) -> tuple[list[tuple[int, int]], ...] | None:
+        """Let an empty ``child`` start after the parent's first ``num_tokens`` tokens.
+
+        Full blocks are shared; a block that is partly within is copied, since the child writes to
+        it at once. Returns the copies (source, target) of each group, or None if a block lacks.
+        """
+        num_shared, rest = divmod(num_tokens, self.block_size)
+        if rest and self.num_free < 1:
+            return None
+        copies: list[list[tuple[int, int]]] = []
+        for pool, ours, theirs in zip(self._pools, child.blocks, parent.blocks, strict=True):
+            shared = theirs[:num_shared]
+            pool.reference(shared)
+            ours.extend(shared)
+            copies.append([])
+            if rest:
+                [target] = pool.allocate(1)
+                ours.append(target)
+                copies[-1].append((theirs[num_shared], target))
+        child.hashes.extend(parent.hashes[:num_shared])
+        child.num_registered = min(num_shared, parent.num_registered)
+        return tuple(copies)
+
+    def register(
+        self, sequence: SequenceBlocks, token_ids: npt.NDArray[np.int32], num_computed: int
+    ) -> None:
+        """Make the blocks that are full after ``num_computed`` tokens findable."""
+        num_full = num_computed // self.block_size
+        if not self.enable_prefix_caching:
+            sequence.num_registered = num_full
+            return
+        extend_chain(
+            sequence.hashes, sequence.root, token_ids, self.block_size, num_full, sequence.media
+        )
+        for index in range(sequence.num_registered, num_full):
+            for pool, blocks in zip(self._pools, sequence.blocks, strict=True):
+                pool.cache(blocks[index], sequence.hashes[index])
+        sequence.num_registered = max(num_full, sequence.num_registered)
+
+    def free(self, sequence: SequenceBlocks, forget: bool = False) -> None:
+        """Drop everything a sequence holds. ``forget``: its content is bad, let nobody find it."""
+        for pool, blocks in zip(self._pools, sequence.blocks, strict=True):
+            if forget:
+                for block_id in blocks:
+                    pool.forget(block_id)
+            pool.release(blocks[::-1])
+            blocks.clear()
+        sequence.num_registered = 0
+
+    def reset_prefix_cache(self) -> None:
+        for pool in self._pools:
+            pool.forget_all()
+
+    def ref_counts(self, group: int, block_ids: Sequence[int]) -> list[int]:
+        """Reference counts, for accounting checks."""
+        return [self._pools[group].ref_count(block_id) for block_id in block_ids]

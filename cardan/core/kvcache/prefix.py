@@ -1,0 +1,57 @@
+"""Names of cached blocks: a chain of hashes over tokens and everything else that shapes the KV.
+
+A block's hash covers its parent's hash, its tokens and the media that overlap it; the chain starts
+from a root that covers the salt and the adapter. Every part is written as tag, length, bytes, so
+that no value of one domain can be read as another.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from cardan.core.types.request import MediaSpan
+
+_VERSION = b"cardan-kv-1"
+
+
+def _part(tag: bytes, value: bytes) -> bytes:
+    return tag + len(value).to_bytes(8, "little") + value
+
+
+def root_hash(cache_salt: str | None, adapter: str | None) -> bytes:
+    """Start of a chain. Requests with different salts or adapters share no block."""
+    parts = [_part(b"V", _VERSION)]
+    if cache_salt is not None:
+        parts.append(_part(b"S", cache_salt.encode()))
+    if adapter is not None:
+        parts.append(_part(b"A", adapter.encode()))
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def extend_chain(
+    hashes: list[bytes],
+    root: bytes,
+    token_ids: npt.NDArray[np.int32],
+    block_size: int,
+    num_blocks: int,
+    media: Sequence[MediaSpan] = (),
+) -> None:
+    """Append to ``hashes`` until it names the first ``num_blocks`` blocks of ``token_ids``."""
+    for index in range(len(hashes), num_blocks):
+        start, stop = index * block_size, (index + 1) * block_size
+        parent = hashes[-1] if hashes else root
+        parts = [_part(b"P", parent), _part(b"T", token_ids[start:stop].astype("<i4").tobytes())]
+        parts += [_media_part(span, start) for span in media if _overlaps(span, start, stop)]
+        hashes.append(hashlib.sha256(b"".join(parts)).digest())
+
+
+def _overlaps(span: MediaSpan, start: int, stop: int) -> bool:
+    return span.offset < stop and span.offset + span.length > start
+
+
+def _media_part(span: MediaSpan, block_start: int) -> bytes:
+    # Where in its block the item begins matters: the same item shifted has other positions.
+    place = f"{span.offset - block_start}:{span.length}".encode()
+    return _part(b"M", _part(b"O", place) + _part(b"K", span.key.encode()))

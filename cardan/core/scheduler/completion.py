@@ -1,0 +1,135 @@
+"""Books a step's result into the row table; array work for all rows, Python for changed ones."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from cardan.core.kvcache.manager import KVCacheManager
+from cardan.core.scheduler.row_table import RowTable
+from cardan.core.scheduler.sequence import Sequence
+from cardan.core.types.outputs import Finish, StepOutputs, TokenLogprobs
+from cardan.core.types.request import FinishReason
+from cardan.core.types.step import LogprobsArrays, ModelRunnerOutput, SchedulerOutput
+
+Rows = npt.NDArray[np.int32]
+
+
+class Completion:
+    """Applies results to rows that still belong to the sequence they were computed for."""
+
+    def __init__(self, table: RowTable, cache: KVCacheManager) -> None:
+        self._table = table
+        self._cache = cache
+
+    def apply(
+        self, plan: SchedulerOutput, result: ModelRunnerOutput, outputs: StepOutputs
+    ) -> Iterator[tuple[Sequence, Finish]]:
+        """Append tokens to ``outputs`` and yield the sequences that end, still in their rows."""
+        table = self._table
+        alive = table.keys[plan.rows] == plan.keys
+        rows = plan.rows[plan.samples]
+        counted = alive[plan.samples] & ~result.failed
+        self._add_prompt_logprobs(plan, alive, result, outputs)
+        failed = rows[alive[plan.samples] & result.failed]
+        table.num_pending[rows[alive[plan.samples]]] -= 1
+        ended: list[tuple[int, Finish]] = []
+        for column in range(result.token_ids.shape[1]):
+            use = counted & (result.num_sampled > column)
+            # A row that stopped at an earlier column takes no further token.
+            use[np.isin(rows, [row for row, _finish in ended])] = False
+            if use.any():
+                ended += self._append(rows, use, result, column, outputs)
+        self._register(plan.rows[alive], failed)
+        ended += self._prompt_only(plan.rows[alive & ~plan.samples])
+        message = "the model's output is not a number (NaN); the request cannot be continued"
+        ended += [
+            (int(row), Finish(FinishReason.ERROR, message=message, kind="failed")) for row in failed
+        ]
+        # Rows are looked up before any of them is released.
+        return iter([(table.sequence(row), finish) for row, finish in ended])
+
+    def _append(
+        self,
+        rows: Rows,
+        use: npt.NDArray[np.bool_],
+        result: ModelRunnerOutput,
+        column: int,
+        outputs: StepOutputs,
+    ) -> list[tuple[int, Finish]]:
+        table = self._table
+        taken = rows[use]
+        token_ids = result.token_ids[use, column]
+        table.token_ids[taken, table.num_tokens[taken]] = token_ids
+        table.num_tokens[taken] += 1
+        outputs.keys.extend(table.keys[taken].tolist())
+        outputs.token_ids.extend(token_ids.tolist())
+        if result.logprobs:
+            self._add_logprobs(taken[table.wants_logprobs[taken]], result, column, outputs)
+        stopped = table.stops(taken, token_ids)
+        full = table.num_tokens[taken] >= table.limit[taken]
+        ended = []
+        for place in np.flatnonzero(stopped | full):
+            row = int(taken[place])
+            if stopped[place]:
+                ended.append((row, self._stop(row, int(token_ids[place]))))
+            else:
+                ended.append((row, Finish(FinishReason.LENGTH)))
+        return ended
+
+    def _stop(self, row: int, token_id: int) -> Finish:
+        is_eos = token_id in self._table.sequence(row).request.eos_token_ids
+        return Finish(FinishReason.STOP, None if is_eos else token_id)
+
+    def _add_logprobs(
+        self, rows: Rows, result: ModelRunnerOutput, column: int, outputs: StepOutputs
+    ) -> None:
+        for row in rows.tolist():
+            entry = _table_row(result.logprobs[row], column)
+            outputs.logprobs.setdefault(int(self._table.keys[row]), []).append(entry)
+
+    def _add_prompt_logprobs(
+        self,
+        plan: SchedulerOutput,
+        alive: npt.NDArray[np.bool_],
+        result: ModelRunnerOutput,
+        outputs: StepOutputs,
+    ) -> None:
+        if not result.prompt_logprobs:
+            return
+        for row in plan.rows[alive].tolist():
+            arrays = result.prompt_logprobs.get(row)
+            if arrays is not None:
+                key = int(self._table.keys[row])
+                tables = [_table_row(arrays, place) for place in range(len(arrays.ranks))]
+                outputs.prompt_logprobs.setdefault(key, []).extend(tables)
+
+    def _register(self, rows: Rows, failed: Rows) -> None:
+        """Make blocks findable whose tokens are all known and computed."""
+        table, size = self._table, self._cache.block_size
+        known = np.minimum(table.num_computed[rows], table.num_tokens[rows])
+        behind = known - known % size > table.num_registered[rows]
+        for row in rows[behind].tolist():
+            if row in failed:
+                continue
+            sequence = table.sequence(row)
+            count = int(min(table.num_computed[row], table.num_tokens[row]))
+            self._cache.register(sequence.blocks, table.token_ids[row, :count], count)
+            table.sync_blocks(sequence)
+
+    def _prompt_only(self, rows: Rows) -> list[tuple[int, Finish]]:
+        """Rows that were to compute their prompt and nothing else, and have."""
+        table = self._table
+        done = (table.num_tokens[rows] >= table.limit[rows]) & (
+            table.num_computed[rows] >= table.limit[rows] - 1
+        )
+        return [(int(row), Finish(FinishReason.LENGTH)) for row in rows[done]]
+
+
+def _table_row(arrays: LogprobsArrays, place: int) -> TokenLogprobs:
+    top = arrays.token_ids.shape[1] - 1
+    return TokenLogprobs(
+        token_ids=arrays.token_ids[place].tolist(),
+        logprobs=arrays.logprobs[place].tolist(),
+        ranks=[int(arrays.ranks[place]), *range(1, top + 1)],
+    )

@@ -1,0 +1,109 @@
+"""Running sequences as a struct of arrays: a steady step is arithmetic over these columns.
+
+Token line of a row::
+
+    |---- prompt ----|---- answer known ----|- pending -|
+    0                                   num_tokens
+    |------ num_computed ------|
+                               |-- need --|     up to min(num_tokens + num_pending, limit - 1)
+
+``num_computed`` counts tokens whose KV exists or is being computed by a step in flight;
+``num_pending`` counts tokens that steps in flight will sample.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from cardan.core.scheduler.sequence import NO_ROW, Sequence
+
+_NO_TOKEN = -1
+_NO_KEY = -1
+
+
+class RowTable:
+    """Owner of the rows ``0 .. max_num_rows - 1`` and of their columns."""
+
+    def __init__(self, max_num_rows: int, max_model_len: int, block_size: int) -> None:
+        self.block_size = block_size
+        self._free = list(range(max_num_rows - 1, -1, -1))
+        self._sequences: list[Sequence | None] = [None] * max_num_rows
+        self.keys = np.full(max_num_rows, _NO_KEY, np.int64)
+        # Zeroed pages are mapped only when a row's tokens reach them.
+        self.token_ids = np.zeros((max_num_rows, max_model_len), np.int32)
+        self.num_tokens = np.zeros(max_num_rows, np.int32)
+        self.num_computed = np.zeros(max_num_rows, np.int32)
+        self.num_pending = np.zeros(max_num_rows, np.int32)
+        self.limit = np.zeros(max_num_rows, np.int32)
+        # Number of tokens before which a stop token does not count.
+        self.min_num_tokens = np.zeros(max_num_rows, np.int32)
+        # Tokens that fit into the row's blocks, and that are in findable blocks.
+        self.capacity = np.zeros(max_num_rows, np.int32)
+        self.num_registered = np.zeros(max_num_rows, np.int32)
+        self.stop_ids = np.full((max_num_rows, 4), _NO_TOKEN, np.int32)
+        self.wants_logprobs = np.zeros(max_num_rows, np.bool_)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def sequence(self, row: int) -> Sequence:
+        sequence = self._sequences[row]
+        if sequence is None:
+            raise RuntimeError(f"row {row} is empty")
+        return sequence
+
+    def add(self, sequence: Sequence, num_computed: int) -> int:
+        """Give a sequence a row; the caller has checked ``num_free``."""
+        row = self._free.pop()
+        sequence.row = row
+        self._sequences[row] = sequence
+        count = len(sequence.token_ids)
+        self.keys[row] = sequence.key
+        self.token_ids[row, :count] = sequence.token_ids
+        self.num_tokens[row] = count
+        self.num_computed[row] = num_computed
+        self.num_pending[row] = 0
+        self.limit[row] = sequence.limit
+        self.min_num_tokens[row] = sequence.num_prompt_tokens + sequence.params.min_tokens
+        self.sync_blocks(sequence)
+        self._set_stop_ids(row, sequence.stop_token_ids)
+        self.wants_logprobs[row] = sequence.params.logprobs is not None
+        return row
+
+    def remove(self, sequence: Sequence) -> int:
+        """Take a sequence's row away; its known tokens move back to the object."""
+        row = sequence.row
+        sequence.token_ids = self.token_ids[row, : self.num_tokens[row]].copy()
+        sequence.row = NO_ROW
+        self._sequences[row] = None
+        self.keys[row] = _NO_KEY
+        self._free.append(row)
+        return row
+
+    def sync_blocks(self, sequence: Sequence) -> None:
+        """Refresh the columns that mirror the sequence's blocks."""
+        blocks = sequence.blocks
+        self.capacity[sequence.row] = blocks.num_blocks * self.block_size
+        self.num_registered[sequence.row] = blocks.num_registered * self.block_size
+
+    def need(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Tokens that each row still has to compute as far as is known."""
+        known = self.num_tokens[rows] + self.num_pending[rows]
+        need: npt.NDArray[np.int32] = np.minimum(known, self.limit[rows] - 1)
+        return need - self.num_computed[rows]
+
+    def stops(
+        self, rows: npt.NDArray[np.int32], token_ids: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.bool_]:
+        """Whether each row's newest token, already counted, is a stop token that counts."""
+        hit: npt.NDArray[np.bool_] = (self.stop_ids[rows] == token_ids[:, None]).any(axis=1)
+        counts: npt.NDArray[np.bool_] = self.num_tokens[rows] > self.min_num_tokens[rows]
+        return hit & counts
+
+    def _set_stop_ids(self, row: int, stop_token_ids: tuple[int, ...]) -> None:
+        count, width = len(stop_token_ids), self.stop_ids.shape[1]
+        if count > width:
+            more = np.full((len(self.stop_ids), count - width), _NO_TOKEN, np.int32)
+            self.stop_ids = np.concatenate([self.stop_ids, more], axis=1)
+        self.stop_ids[row] = _NO_TOKEN
+        self.stop_ids[row, :count] = stop_token_ids

@@ -1,0 +1,290 @@
+"""Plans steps and books their results.
+
+There is no prefill and no decode phase: every running row has tokens that are known and tokens that
+are computed, and a step lets the computed ones catch up as far as the token budget goes. Chunked
+prefill, prefix hits and preemption need no branch of their own. ``schedule`` may run ahead of
+``update`` by as many steps as the engine keeps in flight.
+"""
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from cardan.core.config.scheduler import SchedulerConfig
+from cardan.core.kvcache.manager import KVCacheManager
+from cardan.core.scheduler.completion import Completion
+from cardan.core.scheduler.intake import Intake
+from cardan.core.scheduler.queues import RunningSet, WaitingQueue
+from cardan.core.scheduler.row_table import RowTable
+from cardan.core.scheduler.sequence import Sequence
+from cardan.core.scheduler.step_builder import StepBuilder
+from cardan.core.types.outputs import EngineStats, Finish, Started, StepOutputs
+from cardan.core.types.request import EngineRequest, FinishReason
+from cardan.core.types.step import ModelRunnerOutput, SchedulerOutput
+
+
+class Scheduler:
+    """Owner of all live sequences, their rows, and (through the manager) their blocks."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: KVCacheManager,
+        intake: Intake,
+        max_model_len: int,
+        max_step_tokens: int,
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._intake = intake
+        self._max_step_tokens = max_step_tokens
+        self._waiting = WaitingQueue()
+        self._running = RunningSet()
+        self._table = RowTable(config.max_num_seqs, max_model_len, cache.block_size)
+        self._sequences: dict[int, Sequence] = {}
+        self._freed_rows: list[int] = []
+        self._step_id = 0
+        self._outputs = StepOutputs()
+        self._stats = EngineStats()
+        self._completion = Completion(self._table, cache)
+
+    # -- requests in and out -------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> None:
+        """Take a request; the exceptions are those of ``Intake.accept``."""
+        sequences = self._intake.accept(
+            request, len(self._waiting), self._waiting.num_tokens, len(self._running)
+        )
+        for sequence in sequences:
+            self._sequences[sequence.key] = sequence
+            if sequence.num_to_compute <= 0:
+                # Nothing to compute: one prompt token, none to generate.
+                self._outputs.started[sequence.key] = Started(0, time.monotonic())
+                self._finish(sequence, Finish(FinishReason.LENGTH))
+            else:
+                self._waiting.push(sequence)
+
+    def abort(self, key: int) -> None:
+        """End one sequence now; unknown keys (already finished) are ignored."""
+        sequence = self._sequences.get(key)
+        if sequence is not None:
+            self._finish(sequence, Finish(FinishReason.ABORT))
+
+    def fail_all(self, message: str) -> None:
+        """End every sequence with an error."""
+        for sequence in list(self._sequences.values()):
+            self._finish(sequence, Finish(FinishReason.ERROR, message=message, kind="failed"))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a call of ``schedule`` may yield a plan."""
+        return bool(self._sequences) or bool(self._freed_rows)
+
+    @property
+    def num_live(self) -> int:
+        return len(self._sequences)
+
+    def take_outputs(self) -> StepOutputs:
+        """Everything to tell the clients since the last call, statistics included."""
+        outputs, self._outputs = self._outputs, StepOutputs()
+        stats, self._stats = self._stats, EngineStats()
+        stats.num_running = len(self._running)
+        stats.num_waiting = len(self._waiting)
+        stats.kv_usage = self._cache.usage
+        stats.last_step_time = time.monotonic()
+        outputs.stats = stats
+        return outputs
+
+    # -- planning ------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput | None:
+        """The next step's plan, or None when no row can advance (yet)."""
+        step = StepBuilder(self._cache.num_groups, self._max_step_tokens)
+        had_room = self._plan_running(step)
+        if had_room:
+            self._admit(step)
+        freed, self._freed_rows = self._freed_rows, []
+        plan = step.build(self._step_id, freed, self._table)
+        if not len(plan.rows) and not freed:
+            return None
+        self._step_id += 1
+        self._stats.num_steps += 1
+        self._stats.num_batched_tokens += plan.num_tokens
+        return plan
+
+    def _plan_running(self, step: StepBuilder) -> bool:
+        """Give running rows their tokens; False when one had to be preempted."""
+        rows = self._running.rows
+        if not len(rows):
+            return True
+        need = self._table.need(rows)
+        if threshold := self._config.long_prefill_token_threshold:
+            need = np.minimum(need, threshold)
+        if need.max() > 1:
+            # Short needs first, so that a long prompt never keeps running answers waiting.
+            order = np.argsort(need > 1, kind="stable")
+            rows, need = rows[order], need[order]
+        before = np.cumsum(need) - need
+        counts = np.clip(step.budget - before, 0, need).astype(np.int32)
+        step.add_rows(rows, counts)
+        return self._grow(step, rows, counts)
+
+    def _grow(
+        self, step: StepBuilder, rows: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
+    ) -> bool:
+        """Give rows that outgrow their blocks more of them, preempting the last if they lack."""
+        after = self._table.num_computed[rows] + counts
+        growing = [
+            (self._table.sequence(int(rows[place])), int(after[place]))
+            for place in np.flatnonzero(after > self._table.capacity[rows])
+        ]
+        had_room = True
+        for sequence, num_tokens in sorted(growing, key=lambda pair: pair[0].order):
+            while sequence.is_running and not self._extend(step, sequence, num_tokens):
+                had_room = False
+                self._preempt(step, self._running.last)
+        return had_room
+
+    def _extend(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> bool:
+        first = sequence.blocks.num_blocks
+        added = self._cache.extend(sequence.blocks, num_tokens)
+        if added is None:
+            return False
+        step.add_blocks(sequence.row, first, added)
+        self._table.sync_blocks(sequence)
+        return True
+
+    def _preempt(self, step: StepBuilder, sequence: Sequence) -> None:
+        """Take everything from a running sequence; it will be computed again from its tokens."""
+        step.drop_row(sequence.row)
+        self._release_row(sequence)
+        self._cache.free(sequence.blocks)
+        self._waiting.push(sequence)
+        self._stats.num_preemptions += 1
+
+    def _release_row(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._freed_rows.append(self._table.remove(sequence))
+
+    # -- admission -----------------------------------------------------------------------------
+
+    def _admit(self, step: StepBuilder) -> None:
+        place = 0
+        while place < len(self._waiting) and step.budget > 0:
+            sequence = self._waiting[place]
+            if self._waits_for_parent(sequence):
+                place += 1
+            elif not (self._try_start(step, sequence) or self._preempt_for(step, sequence)):
+                return
+
+    def _waits_for_parent(self, sequence: Sequence) -> bool:
+        """Whether the first sample is still computing the prompt that this one will share."""
+        parent = sequence.parent
+        if parent is None or parent.is_finished or sequence.is_started:
+            return False
+        return not parent.is_running or not self._has_prompt(parent)
+
+    def _has_prompt(self, sequence: Sequence) -> bool:
+        return bool(self._table.num_computed[sequence.row] >= sequence.num_prompt_tokens)
+
+    def _preempt_for(self, step: StepBuilder, sequence: Sequence) -> bool:
+        """Make room for a sequence that the policy puts strictly before a running one."""
+        if not len(self._running) or self._running.last.order[0] <= sequence.order[0]:
+            return False
+        self._preempt(step, self._running.last)
+        return True
+
+    def _try_start(self, step: StepBuilder, sequence: Sequence) -> bool:
+        """Move a waiting sequence into a row if row, budget and blocks allow."""
+        if not self._table.num_free:
+            return False
+        start = self._fork_parent(step, sequence)
+        if start is None:
+            start = self._attach_prefix(sequence)
+        if start is None:
+            return False
+        num_computed, num_cached = start
+        need = sequence.num_to_compute - num_computed
+        count = min(need, step.budget)
+        if threshold := self._config.long_prefill_token_threshold:
+            count = min(count, threshold)
+        is_whole = self._config.enable_chunked_prefill or count == need
+        if not is_whole or self._cache.extend(sequence.blocks, num_computed + count) is None:
+            self._cache.free(sequence.blocks)
+            return False
+        self._start(step, sequence, num_computed, count)
+        self._note_start(sequence, num_cached)
+        return True
+
+    def _start(self, step: StepBuilder, sequence: Sequence, num_computed: int, count: int) -> None:
+        self._waiting.remove(sequence)
+        row = self._table.add(sequence, num_computed)
+        self._running.add(sequence)
+        step.add_sequence(sequence, num_computed)
+        step.add_rows(np.array([row], np.int32), np.array([count], np.int32))
+
+    def _fork_parent(self, step: StepBuilder, sequence: Sequence) -> tuple[int, int] | None:
+        """Share the prompt blocks of the first sample. Returns computed and cached tokens."""
+        parent = sequence.parent
+        if parent is None or sequence.is_started or not parent.is_running:
+            return None
+        if self._has_prompt(parent) and self._cache.num_free >= 2:
+            # The last prompt token is computed again, for its logits.
+            num_tokens = sequence.num_prompt_tokens - 1
+            copies = self._cache.fork(parent.blocks, sequence.blocks, num_tokens)
+            if copies is not None:
+                step.add_copies(copies)
+                return num_tokens, num_tokens
+        return None
+
+    def _attach_prefix(self, sequence: Sequence) -> tuple[int, int] | None:
+        """Share cached blocks, if the rest of the known tokens fits into free ones.
+
+        Prompt log-probabilities need every position's logits, which no cache holds, so such a
+        request computes its whole prompt.
+        """
+        cache = self._cache
+        if sequence.params.prompt_logprobs is not None and not sequence.is_started:
+            prefix = None
+            num_hit = num_hit_free = 0
+        else:
+            prefix = cache.find_cached(sequence.blocks, sequence.token_ids)
+            num_hit, num_hit_free = prefix.num_blocks, prefix.num_free
+        missing = cache.blocks_for(sequence.num_to_compute) - num_hit
+        # One block for each running row keeps an admission from causing a preemption at once.
+        reserve = len(self._running)
+        if missing + num_hit_free + reserve > cache.num_free and reserve:
+            return None
+        if prefix is not None:
+            cache.attach(sequence.blocks, prefix)
+        num_computed = num_hit * cache.block_size
+        return num_computed, num_computed
+
+    def _note_start(self, sequence: Sequence, num_cached: int) -> None:
+        if sequence.is_started:
+            return
+        sequence.is_started = True
+        self._stats.prefix_queries += sequence.num_prompt_tokens
+        self._stats.prefix_hits += num_cached
+        self._outputs.started[sequence.key] = Started(num_cached, time.monotonic())
+
+    # -- results -------------------------------------------------------------------------------
+
+    def update(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        """Book a step's result: append tokens, finish sequences, make full blocks findable.
+
+        Results for rows whose sequence has left meanwhile are dropped.
+        """
+        for sequence, finish in self._completion.apply(plan, result, self._outputs):
+            self._finish(sequence, finish)
+
+    def _finish(self, sequence: Sequence, finish: Finish) -> None:
+        del self._sequences[sequence.key]
+        sequence.is_finished = True
+        if sequence.is_running:
+            self._release_row(sequence)
+        elif sequence.num_to_compute > 0:
+            self._waiting.remove(sequence)
+        self._cache.free(sequence.blocks, forget=finish.kind == "failed")
+        self._outputs.finished[sequence.key] = finish
