@@ -1,0 +1,91 @@
+"""Chooses an attention backend for each KV group and binds the layers to it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from cardan.core.interfaces.attention import AttentionBackend, AttentionNeed
+from cardan.core.interfaces.capabilities import DeviceInfo
+from cardan.core.interfaces.device import Device
+from cardan.core.interfaces.errors import ConfigError
+from cardan.core.interfaces.kernels import Rejection
+from cardan.core.interfaces.memory import KVPool
+from cardan.core.interfaces.model import LayerCache
+from cardan.core.types.kv import KVCacheConfig
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """Who serves one KV group, and why the others do not."""
+
+    backend: type[AttentionBackend]
+    rejected: tuple[Rejection, ...]
+
+
+def merge_needs(needs: Sequence[AttentionNeed]) -> AttentionNeed:
+    """One need that covers all layers of a group, whose geometry is the same."""
+    return reduce(
+        lambda a, b: replace(
+            a,
+            windows=a.windows | b.windows,
+            softcap=a.softcap or b.softcap,
+            sinks=a.sinks or b.sinks,
+            alibi=a.alibi or b.alibi,
+            lse=a.lse or b.lse,
+        ),
+        needs,
+    )
+
+
+def choose_backend(
+    need: AttentionNeed,
+    candidates: Sequence[type[AttentionBackend]],
+    device: DeviceInfo,
+    pinned: str | None,
+) -> AttentionChoice:
+    """The first candidate that accepts, or the pinned one.
+
+    Raises:
+        ConfigError: the pinned backend is unknown or refuses, or none accepts.
+    """
+    names = [candidate.name for candidate in candidates]
+    if pinned is not None:
+        if pinned not in names:
+            raise ConfigError(
+                f"device.attention_backend {pinned} is unknown; there are: {', '.join(names)}"
+            )
+        candidates = [candidates[names.index(pinned)]]
+    rejected: list[Rejection] = []
+    for candidate in candidates:
+        verdict = candidate.accepts(need, device)
+        if verdict:
+            return AttentionChoice(candidate, tuple(rejected))
+        rejected.append(Rejection(candidate.name, verdict.reasons))
+    reasons = "; ".join(f"{item.provider}: {', '.join(item.reasons)}" for item in rejected)
+    raise ConfigError(f"no attention backend serves this model ({reasons})")
+
+
+def bind_layers(
+    config: KVCacheConfig,
+    needs: Sequence[AttentionNeed],
+    candidates: Sequence[type[AttentionBackend]],
+    device: Device,
+    pinned: str | None,
+) -> tuple[list[AttentionBackend], list[KVPool], list[LayerCache], list[AttentionChoice]]:
+    """Allocate every group's pool in its backend's layout and hand each layer its view."""
+    backends: list[AttentionBackend] = []
+    pools: list[KVPool] = []
+    choices: list[AttentionChoice] = []
+    layers: dict[int, LayerCache] = {}
+    for index, group in enumerate(config.groups):
+        need = merge_needs([needs[layer] for layer in group.layers])
+        choice = choose_backend(need, candidates, device.info, pinned)
+        layout = choice.backend.layout(group.spec, device.info)
+        pool = device.memory.kv_pool(group, layout, config.num_blocks)
+        backend = choice.backend(group.spec, layout, device)
+        for slot, layer in enumerate(group.layers):
+            layers[layer] = LayerCache(backend, pool.view(slot), index)
+        backends.append(backend)
+        pools.append(pool)
+        choices.append(choice)
+    return backends, pools, [layers[layer] for layer in range(len(needs))], choices

@@ -1,0 +1,173 @@
+"""The kernel tier's executor: the core's own runner on a torch device."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cardan.core.config.engine import EngineConfig
+from cardan.core.interfaces.attention import AttentionBackend
+from cardan.core.interfaces.device import Device
+from cardan.core.interfaces.errors import UnsupportedError
+from cardan.core.interfaces.executor import (
+    LoadReport,
+    ModelExecutor,
+    StepHandle,
+    TokenMask,
+    WarmupReport,
+)
+from cardan.core.interfaces.graphs import ShapePolicy
+from cardan.core.interfaces.logits import LogitsProcessor
+from cardan.core.interfaces.model import BuildContext, CausalLM
+from cardan.core.interfaces.quantization import QuantScheme
+from cardan.core.ops.registry import KernelRegistry
+from cardan.core.runner.attention_binding import AttentionChoice, bind_layers
+from cardan.core.runner.block_tables import BlockTables
+from cardan.core.runner.input_batch import InputBatch
+from cardan.core.runner.model_runner import ModelRunner
+from cardan.core.runner.request_states import RequestStates
+from cardan.core.sampling.sampler import Sampler
+from cardan.core.sampling.sampling_states import SamplingStates
+from cardan.core.types.kv import KVCacheConfig, KVCacheSpec
+from cardan.core.types.model import ModelSummary
+from cardan.core.types.step import SchedulerOutput
+from cardan.core.weights.checkpoint import Checkpoint
+from cardan.core.weights.loader import load_weights
+
+logger = logging.getLogger("cardan.runner")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorParts:
+    """What the executor is wired from; all of it was chosen elsewhere.
+
+    ``max_step_tokens`` is the largest step; ``attention`` has the candidates, preferred first.
+    """
+
+    device: Device
+    config: EngineConfig
+    model_class: type[CausalLM]
+    ops: KernelRegistry
+    attention: Sequence[type[AttentionBackend]]
+    shapes: ShapePolicy
+    max_step_tokens: int
+    processors: Sequence[type[LogitsProcessor]] = ()
+    quantization: QuantScheme | None = None
+
+
+class KernelExecutor(ModelExecutor):
+    """Owner of the model, its pools and its runner."""
+
+    features = frozenset({"prompt_logprobs", "token_mask", "logits_processors"})
+
+    def __init__(self, parts: ExecutorParts) -> None:
+        self._parts = parts
+        self._model: CausalLM | None = None
+        self._summary: ModelSummary | None = None
+        self._runner: ModelRunner | None = None
+        self.attention_choices: list[AttentionChoice] = []
+
+    def load(self, model: ModelSummary, source: Checkpoint) -> LoadReport:
+        device = self._torch_device()
+        config = self._parts.config
+        build = BuildContext(
+            dtype=getattr(torch, model.dtype),
+            device=device,
+            ops=self._parts.ops,
+            max_model_len=model.max_model_len,
+            block_size=config.cache.block_size or 16,
+            kv_dtype=_kv_dtype(config, model),
+            quantization=self._parts.quantization,
+        )
+        began = time.monotonic()
+        with self._parts.device.memory.region("weights"), self._parts.device.inference():
+            built = self._parts.model_class(model.config, build)
+            built_at = time.monotonic()
+            num_bytes = load_weights(built, source, None)
+        self._model, self._summary = built, model
+        seconds = {"build_model": built_at - began, "load_weights": time.monotonic() - built_at}
+        return LoadReport(num_bytes, seconds)
+
+    def kv_specs(self) -> Sequence[KVCacheSpec]:
+        return self._loaded().kv_specs()
+
+    def available_kv_bytes(self, utilization: float) -> int:
+        return int(self._parts.device.memory_info().free * utilization)
+
+    def bind_kv(self, config: KVCacheConfig) -> None:
+        parts, model = self._parts, self._loaded()
+        with parts.device.inference():
+            backends, pools, layers, choices = bind_layers(
+                config,
+                model.attention_needs(),
+                parts.attention,
+                parts.device,
+                parts.config.device.attention_backend,
+            )
+            self.attention_choices = choices
+            self._runner = self._make_runner(config, model)
+            self._runner.bind_kv(backends, pools, layers)
+
+    def warmup(self) -> WarmupReport:
+        return WarmupReport()
+
+    @property
+    def num_live_rows(self) -> int:
+        return self._runner.num_live_rows if self._runner else 0
+
+    def forward(self, step: SchedulerOutput) -> None:
+        with self._parts.device.inference():
+            self._bound().forward(step)
+
+    def sample(self, step: SchedulerOutput, mask: TokenMask | None = None) -> StepHandle:
+        with self._parts.device.inference():
+            return self._bound().sample(step, mask)
+
+    def close(self) -> None:
+        self._model = self._runner = self._summary = None
+        self._parts.device.close()
+
+    def _make_runner(self, config: KVCacheConfig, model: CausalLM) -> ModelRunner:
+        parts, summary = self._parts, self._summary
+        if summary is None:
+            raise RuntimeError("the model is not loaded")
+        device = self._torch_device()
+        num_rows = parts.config.scheduler.max_num_seqs
+        max_blocks = -(-summary.max_model_len // config.block_size)
+        processors = [cls(summary.vocab_size, device) for cls in parts.processors]
+        sampling = SamplingStates(num_rows, summary.vocab_size, device, parts.ops, processors)
+        tables = BlockTables(len(config.groups), num_rows, max_blocks, device)
+        return ModelRunner(
+            model,
+            parts.device,
+            RequestStates(num_rows, summary.max_model_len, device),
+            sampling,
+            Sampler(sampling, parts.ops),
+            tables,
+            InputBatch(parts.max_step_tokens, num_rows, tables, config.block_size, parts.shapes),
+        )
+
+    def _torch_device(self) -> torch.device:
+        device = self._parts.device.torch_device
+        if device is None:
+            name = self._parts.device.info.name
+            raise UnsupportedError(f"{name} has no torch device; it needs an executor of its own")
+        return device
+
+    def _loaded(self) -> CausalLM:
+        if self._model is None:
+            raise RuntimeError("the model is not loaded")
+        return self._model
+
+    def _bound(self) -> ModelRunner:
+        if self._runner is None:
+            raise RuntimeError("the KV cache is not bound")
+        return self._runner
+
+
+def _kv_dtype(config: EngineConfig, model: ModelSummary) -> str:
+    wanted: Any = config.cache.kv_cache_dtype
+    return model.dtype if wanted == "auto" else str(wanted)

@@ -1,0 +1,153 @@
+"""Executes plans: rows in, tokens out. Knows tensors, not requests."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from cardan.core.interfaces.attention import AttentionBackend
+from cardan.core.interfaces.device import Device
+from cardan.core.interfaces.executor import TokenMask
+from cardan.core.interfaces.memory import KVPool
+from cardan.core.interfaces.model import CausalLM, LayerCache, StepContext
+from cardan.core.runner.block_tables import BlockTables
+from cardan.core.runner.input_batch import InputBatch, StepInputs
+from cardan.core.runner.request_states import RequestStates
+from cardan.core.runner.step_handle import DeviceStepHandle
+from cardan.core.sampling.sampler import Sampler
+from cardan.core.sampling.sampling_states import SamplingStates
+from cardan.core.types.step import BlockCopies, LogprobsArrays, SchedulerOutput
+
+# Rows of logits made at once for prompt log-probabilities: bounds a [rows, vocab] float32 buffer.
+_PROMPT_LOGITS_ROWS = 256
+
+
+class ModelRunner:
+    """Owner of the rows, block tables and step buffers of one model on one device.
+
+    A step is two launches, ``forward`` and ``sample``, so that masks which depend on the newest
+    token can be filled on the host in between.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        device: Device,
+        states: RequestStates,
+        sampling: SamplingStates,
+        sampler: Sampler,
+        tables: BlockTables,
+        batch: InputBatch,
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._states = states
+        self._sampling = sampling
+        self._sampler = sampler
+        self._tables = tables
+        self._batch = batch
+        self._backends: Sequence[AttentionBackend] = ()
+        self._pools: Sequence[KVPool] = ()
+        self._layers: Sequence[LayerCache] = ()
+        self._hidden: torch.Tensor | None = None
+        self._inputs: StepInputs | None = None
+
+    def bind_kv(
+        self,
+        backends: Sequence[AttentionBackend],
+        pools: Sequence[KVPool],
+        layers: Sequence[LayerCache],
+    ) -> None:
+        self._backends, self._pools, self._layers = backends, pools, layers
+
+    @property
+    def num_live_rows(self) -> int:
+        return self._states.num_live
+
+    def forward(self, plan: SchedulerOutput) -> None:
+        """Apply the plan's changes, then run the model over its tokens."""
+        self._apply_changes(plan)
+        if not len(plan.rows):
+            self._hidden = self._inputs = None
+            return
+        inputs = self._batch.gather(plan, self._states)
+        plans = [
+            backend.plan(view) for backend, view in zip(self._backends, inputs.views, strict=True)
+        ]
+        step = StepContext(inputs.positions, self._layers, plans)
+        self._hidden = self._model.forward(inputs.token_ids, step)
+        self._inputs = inputs
+
+    def sample(self, plan: SchedulerOutput, mask: TokenMask | None) -> DeviceStepHandle:
+        """Sample the rows that reached their last known token."""
+        hidden, inputs = self._hidden, self._inputs
+        self._hidden = self._inputs = None
+        if hidden is None or inputs is None:
+            return DeviceStepHandle(None, {})
+        prompt_logprobs = self._prompt_logprobs(plan, hidden)
+        if not plan.samples.any():
+            return DeviceStepHandle(None, prompt_logprobs)
+        logits = self._model.compute_logits(hidden.index_select(0, inputs.logit_places))
+        rows = plan.rows[plan.samples].astype(np.int64)
+        lengths = (plan.num_computed_tokens + plan.num_scheduled_tokens)[plan.samples]
+        num_output = (lengths - self._states.num_prompt_tokens[rows]).astype(np.int64)
+        result = self._sampler.sample(logits, rows, num_output, mask)
+        # The next step reads its token from here, whether or not the host has seen it.
+        device = result.token_ids.device
+        where = torch.from_numpy(lengths.astype(np.int64)).to(device, non_blocking=True)
+        places = torch.from_numpy(rows).to(device, non_blocking=True)
+        self._states.token_ids[places, where] = result.token_ids.to(torch.int32)
+        event = self._device.event() if self._device.capabilities.async_depth else None
+        return DeviceStepHandle(result, prompt_logprobs, event)
+
+    def _apply_changes(self, plan: SchedulerOutput) -> None:
+        self._states.remove(plan.freed_rows)
+        self._sampling.remove(plan.freed_rows)
+        for row in plan.new_rows:
+            self._states.add(row)
+            self._tables.add(row)
+            self._sampling.add(row)
+        self._tables.edit(plan.block_edits)
+        for pool, copies in zip(self._pools, plan.block_copies, strict=True):
+            self._copy(pool, copies)
+
+    def _copy(self, pool: KVPool, copies: BlockCopies) -> None:
+        if len(copies.sources):
+            pairs = np.stack([copies.sources, copies.targets], axis=1).astype(np.int64)
+            device = self._states.token_ids.device
+            self._device.memory.copy_blocks(pool, pool, torch.from_numpy(pairs).to(device))
+
+    def _prompt_logprobs(
+        self, plan: SchedulerOutput, hidden: torch.Tensor
+    ) -> dict[int, LogprobsArrays]:
+        """Tables of the rows that want them, over the prompt tokens this step predicts."""
+        wanted = self._states.prompt_logprobs
+        if not wanted:
+            return {}
+        starts = np.cumsum(plan.num_scheduled_tokens) - plan.num_scheduled_tokens
+        found: dict[int, LogprobsArrays] = {}
+        for place, row in enumerate(plan.rows.tolist()):
+            if row not in wanted:
+                continue
+            first = int(plan.num_computed_tokens[place])
+            last = first + int(plan.num_scheduled_tokens[place])
+            last = min(last, int(self._states.num_prompt_tokens[row]) - 1)
+            if last > first:
+                start = int(starts[place])
+                targets = self._states.token_ids[row, first + 1 : last + 1].to(torch.int64)
+                part = hidden[start : start + last - first]
+                found[row] = self._tables_of(part, targets, wanted[row])
+        return found
+
+    def _tables_of(self, hidden: torch.Tensor, targets: torch.Tensor, k: int) -> LogprobsArrays:
+        parts = [
+            self._sampler.prompt_logprobs(self._model.compute_logits(states), tokens, k)
+            for states, tokens in zip(
+                hidden.split(_PROMPT_LOGITS_ROWS), targets.split(_PROMPT_LOGITS_ROWS), strict=True
+            )
+        ]
+        return LogprobsArrays(
+            token_ids=np.concatenate([part.token_ids for part in parts]),
+            logprobs=np.concatenate([part.logprobs for part in parts]),
+            ranks=np.concatenate([part.ranks for part in parts]),
+        )
