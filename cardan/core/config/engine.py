@@ -23,6 +23,7 @@ class EngineConfig:
         device: the device section.
         parallel: the parallel section.
         plugins: the plugin section.
+        log_level: level of the engine's own process.
     """
 
     model: ModelConfig
@@ -31,6 +32,7 @@ class EngineConfig:
     device: DeviceConfig = field(default_factory=DeviceConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     plugins: PluginConfig = field(default_factory=PluginConfig)
+    log_level: str = "info"
 
     def get(self, path: str) -> Any:
         """Value at ``section.name``."""

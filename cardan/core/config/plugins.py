@@ -1,6 +1,7 @@
 """Which plugins may load."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -10,7 +11,9 @@ class PluginConfig:
     Attributes:
         required: plugins that must load; one that fails is an error, not a warning.
         blocked: plugins that must not load, by entry-point name.
+        options: settings for plugins, by the names that they offer.
     """
 
     required: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)

@@ -68,7 +68,11 @@ class ModelExecutor(ABC):
 
     @abstractmethod
     def load(self, model: ModelSummary, source: Any) -> LoadReport:
-        """Build the model and load its weights from ``source``, a checkpoint."""
+        """Build the model and load its weights.
+
+        ``source`` maps the wanted names and shapes to an open checkpoint: an object with
+        ``tensor(name)``, ``shape(name)`` and ``close()``, which this method closes.
+        """
 
     @abstractmethod
     def kv_specs(self) -> Sequence[KVCacheSpec]:

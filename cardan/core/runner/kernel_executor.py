@@ -1,8 +1,7 @@
 """The kernel tier's executor: the core's own runner on a torch device."""
 
-import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +36,8 @@ from cardan.core.types.step import SchedulerOutput
 from cardan.core.weights.checkpoint import Checkpoint
 from cardan.core.weights.loader import load_weights
 
-logger = logging.getLogger("cardan.runner")
+# Opens the checkpoint, given the names and shapes that the model wants.
+WeightSource = Callable[[Mapping[str, tuple[int, ...]]], Checkpoint]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class ExecutorParts:
     attention: Sequence[type[AttentionBackend]]
     shapes: ShapePolicy
     max_step_tokens: int
-    processors: Sequence[type[LogitsProcessor]] = ()
+    processors: Sequence[LogitsProcessor] = ()
     quantization: QuantScheme | None = None
 
 
@@ -70,7 +70,7 @@ class KernelExecutor(ModelExecutor):
         self._runner: ModelRunner | None = None
         self.attention_choices: list[AttentionChoice] = []
 
-    def load(self, model: ModelSummary, source: Checkpoint) -> LoadReport:
+    def load(self, model: ModelSummary, source: WeightSource) -> LoadReport:
         device = self._torch_device()
         config = self._parts.config
         build = BuildContext(
@@ -86,7 +86,11 @@ class KernelExecutor(ModelExecutor):
         with self._parts.device.memory.region("weights"), self._parts.device.inference():
             built = self._parts.model_class(model.config, build)
             built_at = time.monotonic()
-            num_bytes = load_weights(built, source, None)
+            checkpoint = source({slot.name: slot.shape for slot in built.weight_slots()})
+            try:
+                num_bytes = load_weights(built, checkpoint)
+            finally:
+                checkpoint.close()
         self._model, self._summary = built, model
         seconds = {"build_model": built_at - began, "load_weights": time.monotonic() - built_at}
         return LoadReport(num_bytes, seconds)
@@ -137,8 +141,7 @@ class KernelExecutor(ModelExecutor):
         device = self._torch_device()
         num_rows = parts.config.scheduler.max_num_seqs
         max_blocks = -(-summary.max_model_len // config.block_size)
-        processors = [cls(summary.vocab_size, device) for cls in parts.processors]
-        sampling = SamplingStates(num_rows, summary.vocab_size, device, parts.ops, processors)
+        sampling = SamplingStates(num_rows, summary.vocab_size, device, parts.ops, parts.processors)
         tables = BlockTables(len(config.groups), num_rows, max_blocks, device)
         return ModelRunner(
             model,

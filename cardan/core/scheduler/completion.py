@@ -31,7 +31,7 @@ class Completion:
         rows = plan.rows[plan.samples]
         counted = alive[plan.samples] & ~result.failed
         self._add_prompt_logprobs(plan, alive, result, outputs)
-        failed = rows[alive[plan.samples] & result.failed]
+        failing = np.flatnonzero(alive[plan.samples] & result.failed)
         table.num_pending[rows[alive[plan.samples]]] -= 1
         ended: list[tuple[int, Finish]] = []
         for column in range(result.token_ids.shape[1]):
@@ -40,12 +40,9 @@ class Completion:
             use[np.isin(rows, [row for row, _finish in ended])] = False
             if use.any():
                 ended += self._append(rows, use, result, column, outputs)
-        self._register(plan.rows[alive], failed)
+        self._register(plan.rows[alive], rows[failing])
         ended += self._prompt_only(plan.rows[alive & ~plan.samples])
-        message = "the model's output is not a number (NaN); the request cannot be continued"
-        ended += [
-            (int(row), Finish(FinishReason.ERROR, message=message, kind="failed")) for row in failed
-        ]
+        ended += [(int(rows[place]), _failure(result, int(place))) for place in failing]
         # Rows are looked up before any of them is released.
         return iter([(table.sequence(row), finish) for row, finish in ended])
 
@@ -97,12 +94,16 @@ class Completion:
     ) -> None:
         if not result.prompt_logprobs:
             return
-        for row in plan.rows[alive].tolist():
-            arrays = result.prompt_logprobs.get(row)
-            if arrays is not None:
-                key = int(self._table.keys[row])
-                tables = [_table_row(arrays, place) for place in range(len(arrays.ranks))]
-                outputs.prompt_logprobs.setdefault(key, []).extend(tables)
+        for place in np.flatnonzero(alive):
+            arrays = result.prompt_logprobs.get(int(plan.rows[place]))
+            if arrays is None:
+                continue
+            sequence = self._table.sequence(int(plan.rows[place]))
+            # After a preemption positions are computed again that were delivered before.
+            known = sequence.num_prompt_logprobs - int(plan.num_computed_tokens[place])
+            tables = [_table_row(arrays, i) for i in range(max(known, 0), len(arrays.ranks))]
+            sequence.num_prompt_logprobs += len(tables)
+            outputs.prompt_logprobs.setdefault(sequence.key, []).extend(tables)
 
     def _register(self, rows: Rows, failed: Rows) -> None:
         """Make blocks findable whose tokens are all known and computed."""
@@ -124,6 +125,11 @@ class Completion:
             table.num_computed[rows] >= table.limit[rows] - 1
         )
         return [(int(row), Finish(FinishReason.LENGTH)) for row in rows[done]]
+
+
+def _failure(result: ModelRunnerOutput, place: int) -> Finish:
+    message = result.failures.get(place, "the step yielded no token for this request")
+    return Finish(FinishReason.ERROR, message=message, kind="failed")
 
 
 def _table_row(arrays: LogprobsArrays, place: int) -> TokenLogprobs:

@@ -14,8 +14,10 @@ from cardan.core.kvcache.prefix import root_hash
 from cardan.core.scheduler.sequence import Sequence
 from cardan.core.types.errors import InputError, QueueFullError
 from cardan.core.types.request import EngineRequest
+from cardan.core.types.sampling_params import SamplingParams
 
 Veto = Callable[[RequestView], str | None]
+ParamsCheck = Callable[[SamplingParams], str | None]
 
 
 class Intake:
@@ -28,12 +30,15 @@ class Intake:
         cache: KVCacheManager,
         max_model_len: int,
         veto: Veto,
+        check_extra_args: ParamsCheck,
     ) -> None:
+        """``veto`` and ``check_extra_args`` return a reason to refuse a request, or None."""
         self._config = config
         self._policy = policy
         self._cache = cache
         self._max_model_len = max_model_len
         self._veto = veto
+        self._check_extra_args = check_extra_args
         self._arrivals = itertools.count()
 
     def accept(
@@ -46,6 +51,9 @@ class Intake:
             QueueFullError: a cap is reached, or the policy refuses it for now.
         """
         self._check_size(request)
+        refusal = self._check_extra_args(request.params)
+        if refusal is not None:
+            raise InputError(refusal, "extra_args")
         arrival = next(self._arrivals)
         view = RequestView(
             request_id=request.request_id,
@@ -130,7 +138,3 @@ class Intake:
 def _wrap(seed: int) -> int:
     """Into the range of int64, so that streams of ``seed + i`` exist for every seed."""
     return (seed + 2**63) % 2**64 - 2**63
-
-
-def no_veto(view: RequestView) -> str | None:
-    return None

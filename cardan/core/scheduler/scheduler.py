@@ -245,7 +245,7 @@ class Scheduler:
         request computes its whole prompt.
         """
         cache = self._cache
-        if sequence.params.prompt_logprobs is not None and not sequence.is_started:
+        if sequence.lacks_prompt_logprobs:
             prefix = None
             num_hit = num_hit_free = 0
         else:

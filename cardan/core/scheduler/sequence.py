@@ -24,8 +24,9 @@ class Sequence:
 
     ``token_ids`` are the tokens known when it last entered the waiting queue: the prompt, after a
     preemption also the answer so far. ``limit`` is the number of tokens at which it ends. ``order``
-    sorts sequences, first goes first. ``parent`` is the first sample of the same request while
-    it may still lend its prompt blocks.
+    sorts sequences, first goes first. ``parent`` is the first sample of the same request, which
+    may lend its prompt blocks. ``num_prompt_logprobs`` counts the prompt positions (from 1 on)
+    whose log-probabilities were delivered.
     """
 
     key: int
@@ -40,6 +41,7 @@ class Sequence:
     blocks: SequenceBlocks
     stop_token_ids: tuple[int, ...]
     parent: "Sequence | None" = None
+    num_prompt_logprobs: int = 0
     row: int = NO_ROW
     is_started: bool = False
     is_finished: bool = False
@@ -52,6 +54,11 @@ class Sequence:
     def num_to_compute(self) -> int:
         """Tokens whose KV the sequence needs when it enters a row."""
         return min(len(self.token_ids), self.limit - 1)
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        wanted = self.params.prompt_logprobs is not None
+        return wanted and self.num_prompt_logprobs < self.num_prompt_tokens - 1
 
     @property
     def is_running(self) -> bool:

@@ -1,0 +1,356 @@
+"""Builds an engine: platform, configuration, model, cache, scheduler."""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from cardan.bootstrap.model_source import ModelSource, max_model_len, normal_dtype, read_model
+from cardan.core.config.engine import EngineConfig
+from cardan.core.constraint_solver import Resolved, owned_constraints, solve
+from cardan.core.discovery import LOGITS_PROCESSORS, MODELS, POLICIES, Discovery
+from cardan.core.engine.client import EngineParts
+from cardan.core.engine.engine import Engine
+from cardan.core.interfaces.capabilities import Capabilities, DeviceInfo
+from cardan.core.interfaces.device import Device
+from cardan.core.interfaces.errors import ConfigError, PluginError
+from cardan.core.interfaces.executor import LoadReport, ModelExecutor
+from cardan.core.interfaces.graphs import ShapePolicy
+from cardan.core.interfaces.logits import LogitsProcessor
+from cardan.core.interfaces.platform import Platform
+from cardan.core.kvcache.manager import KVCacheManager
+from cardan.core.kvcache.sizing import fit_model_len, format_bytes, size_cache
+from cardan.core.observability.timing import Phases
+from cardan.core.ops.catalogue import CATALOGUE
+from cardan.core.ops.reference.attention import ReferenceAttention
+from cardan.core.ops.registry import KernelRegistry
+from cardan.core.platform_selection import installed_platforms, select_platform
+from cardan.core.plugin_manager import PluginManager
+from cardan.core.runner.kernel_executor import ExecutorParts, KernelExecutor
+from cardan.core.runtime import Runtime
+from cardan.core.scheduler.intake import Intake
+from cardan.core.scheduler.scheduler import Scheduler
+from cardan.core.types.engine_info import EngineInfo
+from cardan.core.types.kv import KVCacheConfig
+from cardan.core.types.model import ModelSummary
+from cardan.core.types.outputs import EngineStats
+from cardan.core.types.sampling_params import SamplingParams
+from cardan.core.weights.checkpoint import Checkpoint
+from cardan.core.weights.dummy_checkpoint import DummyCheckpoint
+from cardan.core.weights.gguf_checkpoint import GGUFCheckpoint
+from cardan.core.weights.hf_checkpoint import HFCheckpoint
+
+logger = logging.getLogger("cardan.engine")
+
+_FALLBACK_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The platform, and the configuration solved for it."""
+
+    platform: Platform
+    info: DeviceInfo
+    capabilities: Capabilities
+    config: EngineConfig
+
+
+class _StepObserver:
+    """Tells plugins of steps, if any listens."""
+
+    def __init__(self, plugins: PluginManager) -> None:
+        self._plugins = plugins
+        self._is_wanted = plugins.implements("cardan_step_completed")
+
+    def step_completed(self, stats: EngineStats) -> None:
+        if self._is_wanted:
+            self._plugins.notify("cardan_step_completed", stats=stats)
+
+
+def build_engine(config: EngineConfig) -> EngineParts:
+    """Everything from a configuration to an engine that takes requests.
+
+    Raises:
+        CardanError: with the cause and the remedy; opened devices are closed.
+    """
+    phases = Phases()
+    with phases.phase("plugins"):
+        discovery = Discovery()
+        plugins = PluginManager(config.plugins, discovery)
+        plugins.check_options(config.plugins.options)
+    with phases.phase("read_config"):
+        source = read_model(config.model)
+        chosen = _choose(config, discovery, plugins, source)
+    runtime = Runtime()
+    try:
+        with phases.phase("open_device"):
+            device = runtime.open(chosen.platform, chosen.info)
+        return _Builder(chosen, discovery, plugins, source, runtime, device, phases).build()
+    except BaseException:
+        runtime.close()
+        raise
+
+
+def _choose(
+    config: EngineConfig, discovery: Discovery, plugins: PluginManager, source: ModelSource
+) -> _Chosen:
+    selection = select_platform(config.device.platform, installed_platforms(discovery))
+    platform, info = selection.platform, selection.devices[0]
+    capabilities = platform.capabilities(info)
+    wishes = owned_constraints(platform.constrain(config, info), f"platform {platform.name}")
+    resolved: Resolved = solve(config, (*wishes, *plugins.constraints(config)))
+    for decision in resolved.decisions:
+        logger.info("%s", decision)
+    config = resolved.config
+    dtype = normal_dtype(config.model.dtype)
+    if dtype == "auto":
+        own = source.dtype
+        dtype = own if own in capabilities.dtypes else capabilities.dtypes[0]
+    if dtype not in capabilities.dtypes:
+        raise ConfigError(
+            f"model.dtype {dtype} is not available on {info.name}; "
+            f"choose one of {', '.join(capabilities.dtypes)}"
+        )
+    config = config.with_value("model.dtype", dtype)
+    if config.cache.block_size is None:
+        config = config.with_value("cache.block_size", _FALLBACK_BLOCK_SIZE)
+    threads = config.device.num_threads
+    if threads is not None:
+        info = replace(info, details={**info.details, "num_threads": str(threads)})
+    plugins.notify("cardan_engine_starting", config=config, options=dict(config.plugins.options))
+    return _Chosen(platform, info, capabilities, config)
+
+
+class _Builder:
+    """The steps after the device is open."""
+
+    def __init__(
+        self,
+        chosen: _Chosen,
+        discovery: Discovery,
+        plugins: PluginManager,
+        source: ModelSource,
+        runtime: Runtime,
+        device: Device,
+        phases: Phases,
+    ) -> None:
+        self._platform = chosen.platform
+        self._info = chosen.info
+        self._capabilities = chosen.capabilities
+        self._config = chosen.config
+        self._discovery = discovery
+        self._plugins = plugins
+        self._source = source
+        self._runtime = runtime
+        self._device = device
+        self._phases = phases
+        self._warnings: list[str] = []
+        self._processors: tuple[LogitsProcessor, ...] = ()
+
+    def build(self) -> EngineParts:
+        summary = self._summary()
+        shapes = self._platform.shapes(summary, self._info)
+        self._processors = self._load_processors(summary)
+        executor = self._executor(summary, shapes)
+        report = executor.load(summary, self._open_weights)
+        for name, seconds in report.seconds.items():
+            self._phases.add(name, seconds)
+        self._plugins.notify("cardan_model_loaded", report=report)
+        with self._phases.phase("kv_cache"):
+            kv = self._size_kv(executor, summary)
+            length, warning = fit_model_len(
+                kv, summary.max_model_len, self._config.model.max_model_len is not None
+            )
+            if warning:
+                self._warn(warning)
+            executor.bind_kv(kv)
+        with self._phases.phase("warmup"):
+            executor.warmup()
+        return self._finish(summary, executor, report, kv, length)
+
+    def _summary(self) -> ModelSummary:
+        config = self._source.config
+        return ModelSummary(
+            architecture=self._source.architecture,
+            vocab_size=int(config["vocab_size"]),
+            hidden_size=int(config["hidden_size"]),
+            num_layers=int(config["num_hidden_layers"]),
+            max_model_len=max_model_len(self._config.model, self._source),
+            dtype=self._config.model.dtype,
+            config=config,
+        )
+
+    def _load_processors(self, summary: ModelSummary) -> tuple[LogitsProcessor, ...]:
+        device = self._device.torch_device or torch.device("cpu")
+        blocked = self._config.plugins.blocked
+        names = [n for n in self._discovery.names(LOGITS_PROCESSORS) if n not in blocked]
+        loaded = []
+        for name in names:
+            try:
+                loaded.append(
+                    self._discovery.load(LOGITS_PROCESSORS, name)(summary.vocab_size, device)
+                )
+            except PluginError as error:
+                if name in self._config.plugins.required:
+                    raise
+                self._warn(str(error))
+        return tuple(loaded)
+
+    def _executor(self, summary: ModelSummary, shapes: ShapePolicy) -> ModelExecutor:
+        own = self._platform.executor(self._device)
+        if own is not None:
+            return own
+        torch_device = self._device.torch_device
+        if torch_device is None:
+            raise PluginError(
+                f"platform {self._platform.name} offers neither a torch device nor an executor"
+            )
+        ops = KernelRegistry(
+            (*CATALOGUE, *self._plugins.ops()),
+            (*self._platform.kernels(self._info), *self._plugins.kernels()),
+            device=torch_device,
+            features=self._capabilities.instruction_sets,
+            pins=self._config.device.kernels,
+            strict=self._config.device.strict_kernels,
+        )
+        return KernelExecutor(
+            ExecutorParts(
+                device=self._device,
+                config=self._config,
+                model_class=self._discovery.load(MODELS, summary.architecture),
+                ops=ops,
+                attention=(*self._platform.attention(self._info), ReferenceAttention),
+                shapes=shapes,
+                max_step_tokens=self._max_step_tokens(shapes),
+                processors=self._processors,
+            )
+        )
+
+    def _max_step_tokens(self, shapes: ShapePolicy) -> int:
+        budget = self._config.scheduler.max_num_batched_tokens
+        if shapes.strict and shapes.token_buckets:
+            return min(budget, shapes.token_buckets[-1])
+        return budget
+
+    def _open_weights(self, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
+        files = self._source.files
+        if self._config.model.load_format == "dummy":
+            return DummyCheckpoint(self._source.config, shapes, self._config.model.seed or 0)
+        if files.gguf is not None:
+            return GGUFCheckpoint(files.gguf)
+        return HFCheckpoint(files.path)
+
+    def _size_kv(self, executor: ModelExecutor, summary: ModelSummary) -> KVCacheConfig:
+        cache = self._config.cache
+        budget = cache.kv_cache_memory_bytes
+        if budget is None:
+            budget = executor.available_kv_bytes(cache.memory_utilization)
+        most = summary.max_model_len * self._config.scheduler.max_num_seqs
+        return size_cache(executor.kv_specs(), budget, cache.num_blocks, most)
+
+    def _finish(
+        self,
+        summary: ModelSummary,
+        executor: ModelExecutor,
+        report: LoadReport,
+        kv: KVCacheConfig,
+        length: int,
+    ) -> EngineParts:
+        config = self._config
+        scheduling = config.scheduler
+        if not scheduling.enable_chunked_prefill and length > scheduling.max_num_batched_tokens:
+            raise ConfigError(
+                f"without chunked prefill scheduler.max_num_batched_tokens "
+                f"({scheduling.max_num_batched_tokens}) must hold the longest prompt ({length} "
+                "tokens): raise it, or lower --max-model-len"
+            )
+        cache = KVCacheManager(kv, config.cache.enable_prefix_caching)
+        policy = self._discovery.load(POLICIES, scheduling.policy)()
+        intake = Intake(
+            scheduling, policy, cache, length, self._plugins.admit, self._check_extra_args
+        )
+        shapes = self._platform.shapes(summary, self._info)
+        scheduler = Scheduler(scheduling, cache, intake, length, self._max_step_tokens(shapes))
+        depth = scheduling.async_depth
+        depth = self._capabilities.async_depth if depth is None else depth
+        engine = Engine(scheduler, executor, depth)
+        self._plugins.notify("cardan_engine_started")
+
+        def close(reason: str) -> None:
+            executor.close()
+            self._runtime.close()
+            self._plugins.notify("cardan_engine_stopped", reason=reason)
+
+        info = self._engine_info(summary, executor, report, kv, length)
+        logger.info(
+            "ready in %s: %s %s on %s, KV cache %s (%d tokens, %.1f requests of %d tokens)",
+            self._phases,
+            summary.architecture,
+            summary.dtype,
+            self._info.name,
+            format_bytes(kv.num_bytes),
+            kv.num_tokens,
+            kv.num_tokens / length,
+            length,
+        )
+        return EngineParts(
+            engine, info, _StepObserver(self._plugins), cache.reset_prefix_cache, close
+        )
+
+    def _check_extra_args(self, params: SamplingParams) -> str | None:
+        """Why no logits processor can honour ``params.extra_args``, or None."""
+        for processor in self._processors:
+            if (refusal := processor.validate(params)) is not None:
+                return refusal
+        if params.extra_args and not any(item.wants(params) for item in self._processors):
+            names = ", ".join(item.name for item in self._processors) or "none"
+            return (
+                f"no logits processor takes extra_args {', '.join(sorted(params.extra_args))} "
+                f"(installed: {names})"
+            )
+        return None
+
+    def _engine_info(
+        self,
+        summary: ModelSummary,
+        executor: ModelExecutor,
+        report: LoadReport,
+        kv: KVCacheConfig,
+        length: int,
+    ) -> EngineInfo:
+        config = self._config
+        takes = config.model.generation_config == "auto"
+        return EngineInfo(
+            model=config.model.model,
+            architecture=summary.architecture,
+            platform=self._platform.name,
+            device=self._info.name,
+            dtype=summary.dtype,
+            vocab_size=summary.vocab_size,
+            max_model_len=length,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_logprobs=config.model.max_logprobs,
+            block_size=kv.block_size,
+            num_blocks=kv.num_blocks,
+            kv_cache_bytes=kv.num_bytes,
+            weight_bytes=report.weight_bytes,
+            startup_seconds={**self._phases.seconds, "total": self._phases.elapsed},
+            features=tuple(sorted(executor.features)),
+            generation_config=_plain(self._source.generation_config) if takes else {},
+            warnings=tuple(self._warnings),
+            pid=os.getpid(),
+        )
+
+    def _warn(self, message: str) -> None:
+        self._warnings.append(message)
+        logger.warning(message)
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that can travel."""
+    kinds = (str, int, float, bool)
+    return {name: value for name, value in config.items() if isinstance(value, kinds)}

@@ -1,0 +1,85 @@
+"""Opens engines for the faces: the client, and the text work in front of it."""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import msgspec
+
+from cardan.bootstrap.model_source import read_chat_template, read_model, read_tokenizer
+from cardan.core.config.engine import EngineConfig
+from cardan.core.discovery import Discovery
+from cardan.core.engine.async_engine import AsyncEngine
+from cardan.core.engine.client import EngineClient, EngineParts, InProcessClient
+from cardan.core.engine.process_client import ProcessClient
+from cardan.core.platform_selection import installed_platforms, select_platform
+from cardan.core.text import ChatTemplate, Tokenizer
+from cardan.core.text.preprocess import Preprocessor
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedClient:
+    """A ready engine, and what its front needs."""
+
+    client: EngineClient
+    tokenizer: Tokenizer
+    preprocessor: Preprocessor
+
+
+def open_client(
+    config: EngineConfig, *, in_process: bool, step_timeout: float = 60.0
+) -> OpenedClient:
+    """Start an engine and, while it loads, read its tokenizer. Blocks until it is ready.
+
+    Raises:
+        CardanError: with the cause and the remedy; nothing is left running.
+    """
+    config.check()
+    source = read_model(config.model)
+    with ThreadPoolExecutor(1) as pool:
+        text = pool.submit(read_tokenizer, config.model, source)
+        template = read_chat_template(config.model)
+        client: EngineClient
+        if in_process:
+            client = InProcessClient(lambda: _build(config), step_timeout)
+        else:
+            client = ProcessClient(
+                [sys.executable, "-m", "cardan.bootstrap.engine_main"],
+                msgspec.msgpack.encode(config),
+                _child_env(config),
+                step_timeout,
+            )
+    try:
+        tokenizer = text.result()
+        if template is not None:
+            ChatTemplate(template, tokenizer.special_tokens)  # a bad one fails now, not later
+        preprocessor = Preprocessor(tokenizer, client.info, template)
+    except BaseException:
+        client.close()
+        raise
+    return OpenedClient(client, tokenizer, preprocessor)
+
+
+async def open_async_engine(
+    config: EngineConfig, *, in_process: bool, step_timeout: float = 60.0
+) -> AsyncEngine:
+    """Start an engine for the running event loop; see ``open_client``."""
+    opened = await asyncio.to_thread(
+        open_client, config, in_process=in_process, step_timeout=step_timeout
+    )
+    return AsyncEngine(opened.client, opened.tokenizer, opened.preprocessor)
+
+
+def _build(config: EngineConfig) -> EngineParts:
+    # Imported here because it brings torch, which a process that only serves does without.
+    from cardan.bootstrap.engine_builder import build_engine
+
+    return build_engine(config)
+
+
+def _child_env(config: EngineConfig) -> Mapping[str, str]:
+    """Environment that the platform wants for the engine's process."""
+    selection = select_platform(config.device.platform, installed_platforms(Discovery()))
+    return selection.platform.child_env("engine", selection.devices)

@@ -1,0 +1,102 @@
+"""A model's files, read as far as planning and the front need them; no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cardan.core.config.model import ModelConfig
+from cardan.core.text import Tokenizer, load_tokenizer, tokenizer_from_gguf
+from cardan.core.types.errors import ConfigError
+from cardan.core.weights.gguf_config import hf_config_from_gguf
+from cardan.core.weights.gguf_file import GGUFFile
+from cardan.core.weights.hf_config import load_hf_config
+from cardan.core.weights.resolve import ModelFiles, resolve_model
+
+_DTYPE_NAMES = {
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "float": "float32",
+    "fp32": "float32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model is and what its configuration says."""
+
+    files: ModelFiles
+    config: Mapping[str, Any]
+
+    @property
+    def architecture(self) -> str:
+        names = self.config.get("architectures") or ()
+        if not names:
+            raise ConfigError(f"{self.files.name}: config.json names no architectures")
+        return str(names[0])
+
+    @property
+    def generation_config(self) -> dict[str, Any]:
+        return dict(self.config.get("generation_config") or {})
+
+    @property
+    def dtype(self) -> str | None:
+        """The dtype that the checkpoint names, if it does."""
+        name = self.config.get("dtype") or self.config.get("torch_dtype")
+        return None if name is None else normal_dtype(str(name))
+
+
+def normal_dtype(name: str) -> str:
+    """The full name of a dtype that has several."""
+    return _DTYPE_NAMES.get(name, name.removeprefix("torch."))
+
+
+def read_model(config: ModelConfig) -> ModelSource:
+    """Find the model and read its configuration."""
+    files = resolve_model(config.model, config.revision)
+    if files.gguf is not None:
+        with GGUFFile(files.gguf) as file:
+            values = hf_config_from_gguf(file)
+    else:
+        values = load_hf_config(files.path)
+    return ModelSource(files, {**values, **config.hf_overrides})
+
+
+def read_tokenizer(config: ModelConfig, source: ModelSource) -> Tokenizer:
+    """The tokenizer of the model, or of ``config.tokenizer``."""
+    files = resolve_model(config.tokenizer, None) if config.tokenizer else source.files
+    if files.gguf is not None:
+        with GGUFFile(files.gguf) as file:
+            return tokenizer_from_gguf(file.metadata)
+    return load_tokenizer(files.path)
+
+
+def read_chat_template(config: ModelConfig) -> str | None:
+    """The template file that replaces the model's own, if one was named."""
+    if config.chat_template is None:
+        return None
+    try:
+        return Path(config.chat_template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"model.chat_template {config.chat_template}: {error}") from error
+
+
+def max_model_len(config: ModelConfig, source: ModelSource) -> int:
+    """The context length that the model has, or the user's shorter one.
+
+    Raises:
+        ConfigError: the user wants more than the model was made for.
+    """
+    own = source.config.get("max_position_embeddings")
+    wanted = config.max_model_len
+    if not isinstance(own, int):
+        if wanted is None:
+            raise ConfigError("the model names no max_position_embeddings; set --max-model-len")
+        return wanted
+    if wanted is not None and wanted > own:
+        raise ConfigError(
+            f"model.max_model_len is {wanted}, the model's positions end at {own}. Choose a "
+            "smaller one, or name a rope scaling with --hf-overrides"
+        )
+    return wanted or own
