@@ -95,7 +95,8 @@ class ModelRunnerOutput:
     """Result of a step over its S sampling rows (``plan.rows[plan.samples]``, in that order).
 
     ``token_ids`` [S, width] and ``num_sampled`` [S]: speculation may yield several tokens a row,
-    of which the first ``num_sampled`` count. ``failed`` [S]: the logits held NaN, no token.
+    of which the first ``num_sampled`` count. ``failed`` [S]: there is no token; ``failures`` says
+    why, by index.
     ``logprobs`` maps a row to its table over the sampled tokens, ``prompt_logprobs`` to the table
     over the prompt positions whose log-probabilities this step made known.
     """
@@ -103,5 +104,6 @@ class ModelRunnerOutput:
     token_ids: Int32
     num_sampled: Int32
     failed: Bool
+    failures: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, LogprobsArrays] = field(default_factory=dict)
     prompt_logprobs: dict[int, LogprobsArrays] = field(default_factory=dict)

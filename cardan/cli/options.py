@@ -1,0 +1,325 @@
+"""The options of the engine, each declared once, and the configuration made from them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import typer
+
+from cardan.cli.config_file import load_config_file
+from cardan.cli.values import (
+    parse_assignments,
+    parse_bytes,
+    parse_count,
+    parse_json_object,
+    parse_model_len,
+)
+from cardan.core.config.cache import CacheConfig
+from cardan.core.config.device import DeviceConfig
+from cardan.core.config.engine import EngineConfig
+from cardan.core.config.model import ModelConfig
+from cardan.core.config.plugins import PluginConfig
+from cardan.core.config.scheduler import SchedulerConfig
+
+Section = TypeVar("Section")
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormatOption = Literal["auto", "rich", "plain", "json"]
+
+_MODEL, _DEVICE, _CACHE = "Model", "Device", "KV cache"
+_SCHEDULER, _PLUGINS, _OUTPUT = "Scheduler", "Plugins", "Output"
+
+
+def option(*names: str, panel: str, help: str, **more: Any) -> Any:
+    """An option whose default, if any, its help states."""
+    return typer.Option(*names, help=help, show_default=False, **more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What a user can say about the engine; None is left to the configuration's default."""
+
+    model: Annotated[
+        str | None,
+        typer.Argument(help="demo, a directory, a .gguf file, or a hub id.", show_default=False),
+    ] = None
+    config: Annotated[
+        Path | None,
+        option(
+            "--config",
+            panel=_OUTPUT,
+            help="Take options from a .json or .toml file; the command line wins.",
+            callback=load_config_file,
+            is_eager=True,
+        ),
+    ] = None
+    tokenizer: Annotated[
+        str | None, option("--tokenizer", panel=_MODEL, help="Tokenizer from another place.")
+    ] = None
+    revision: Annotated[
+        str | None,
+        option("--revision", panel=_MODEL, help="Branch, tag or commit of a hub id."),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        option("--dtype", panel=_MODEL, help="auto, float32, bfloat16 or float16. Default: auto."),
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        option(
+            "--max-model-len",
+            panel=_MODEL,
+            parser=parse_model_len,
+            metavar="COUNT|auto",
+            help="Most tokens of prompt and answer; 32k is 32000, 32K is 32768. Default: auto.",
+        ),
+    ] = None
+    load_format: Annotated[
+        Literal["auto", "dummy"] | None,
+        option("--load-format", panel=_MODEL, help="dummy: random weights. Default: auto."),
+    ] = None
+    seed: Annotated[
+        int | None,
+        option("--seed", panel=_MODEL, help="Seed of requests that name none. Default: random."),
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        option("--chat-template", panel=_MODEL, help="Jinja file instead of the model's own."),
+    ] = None
+    generation_config: Annotated[
+        Literal["auto", "none"] | None,
+        option(
+            "--generation-config",
+            panel=_MODEL,
+            help="none: do not take sampling defaults from the model. Default: auto.",
+        ),
+    ] = None
+    max_logprobs: Annotated[
+        int | None,
+        option("--max-logprobs", panel=_MODEL, help="Most a request may ask for. Default: 20."),
+    ] = None
+    hf_overrides: Annotated[
+        dict[str, Any] | None,
+        option(
+            "--hf-overrides",
+            panel=_MODEL,
+            parser=parse_json_object,
+            metavar="JSON",
+            help="Entries that replace those of config.json.",
+        ),
+    ] = None
+    platform: Annotated[
+        str | None,
+        option(
+            "--platform",
+            panel=_DEVICE,
+            metavar="NAME[:0,1]",
+            help="Platform and devices. Default: the best one present.",
+        ),
+    ] = None
+    kernels: Annotated[
+        list[str] | None,
+        option(
+            "--kernels",
+            panel=_DEVICE,
+            metavar="OP=PROVIDER|-NAME",
+            help="Pin or veto a kernel provider; may be given several times.",
+        ),
+    ] = None
+    attention_backend: Annotated[
+        str | None,
+        option(
+            "--attention-backend", panel=_DEVICE, help="Default: the platform's first that fits."
+        ),
+    ] = None
+    enforce_eager: Annotated[
+        bool | None,
+        option("--enforce-eager/--no-enforce-eager", panel=_DEVICE, help="Never capture graphs."),
+    ] = None
+    threads: Annotated[
+        int | None,
+        option("--threads", panel=_DEVICE, help="Host threads. Default: all that are usable."),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        option("--block-size", panel=_CACHE, help="Tokens in a block. Default: the platform's."),
+    ] = None
+    kv_cache_memory_bytes: Annotated[
+        int | None,
+        option(
+            "--kv-cache-memory-bytes",
+            panel=_CACHE,
+            parser=parse_bytes,
+            metavar="SIZE",
+            help="Size of the KV cache, such as 2GiB or 500M.",
+        ),
+    ] = None
+    memory_utilization: Annotated[
+        float | None,
+        option(
+            "--memory-utilization",
+            "--gpu-memory-utilization",
+            panel=_CACHE,
+            help="Share of the free memory for the KV cache when no size is given. Default: "
+            f"{CacheConfig.__dataclass_fields__['memory_utilization'].default}.",
+        ),
+    ] = None
+    kv_cache_dtype: Annotated[
+        str | None,
+        option("--kv-cache-dtype", panel=_CACHE, help="Default: auto, the model's."),
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool | None,
+        option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            panel=_CACHE,
+            help="Reuse the cache of equal prefixes. Default: on.",
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        int | None,
+        option(
+            "--max-num-seqs",
+            panel=_SCHEDULER,
+            parser=parse_count,
+            metavar="COUNT",
+            help="Most sequences that run at once.",
+        ),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None,
+        option(
+            "--max-num-batched-tokens",
+            panel=_SCHEDULER,
+            parser=parse_count,
+            metavar="COUNT",
+            help="Token budget of one step.",
+        ),
+    ] = None
+    enable_chunked_prefill: Annotated[
+        bool | None,
+        option(
+            "--enable-chunked-prefill/--no-enable-chunked-prefill",
+            panel=_SCHEDULER,
+            help="Split prompts over steps. Default: on.",
+        ),
+    ] = None
+    long_prefill_token_threshold: Annotated[
+        int | None,
+        option(
+            "--long-prefill-token-threshold",
+            panel=_SCHEDULER,
+            parser=parse_count,
+            metavar="COUNT",
+            help="Most tokens of one prompt in one step. Default: the budget alone.",
+        ),
+    ] = None
+    scheduling_policy: Annotated[
+        str | None,
+        option("--scheduling-policy", panel=_SCHEDULER, help="fcfs, priority or a plugin's."),
+    ] = None
+    max_num_queued_reqs: Annotated[
+        int | None,
+        option(
+            "--max-num-queued-reqs",
+            panel=_SCHEDULER,
+            help="Refuse requests while this many wait. Default: no cap.",
+        ),
+    ] = None
+    max_num_queued_tokens: Annotated[
+        int | None,
+        option(
+            "--max-num-queued-tokens",
+            panel=_SCHEDULER,
+            parser=parse_count,
+            metavar="COUNT",
+            help="Refuse requests while this many prompt tokens wait. Default: no cap.",
+        ),
+    ] = None
+    plugin: Annotated[
+        list[str] | None,
+        option("--plugin", panel=_PLUGINS, help="A plugin that must load (several times)."),
+    ] = None
+    no_plugin: Annotated[
+        list[str] | None,
+        option("--no-plugin", panel=_PLUGINS, help="A plugin not to load (several times)."),
+    ] = None
+    plugin_option: Annotated[
+        list[str] | None,
+        option(
+            "--plugin-option",
+            panel=_PLUGINS,
+            metavar="NAME=VALUE",
+            help="A setting for plugins (several times).",
+        ),
+    ] = None
+    log_level: Annotated[
+        LogLevel | None,
+        option("--log-level", panel=_OUTPUT, help="debug shows tracebacks, too."),
+    ] = None
+    log_format: Annotated[
+        LogFormatOption,
+        option("--log-format", panel=_OUTPUT, help="Default: rich on a terminal, else plain."),
+    ] = "auto"
+
+
+def engine_config(options: EngineOptions) -> EngineConfig:
+    """The engine's configuration, each value checked.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    if options.model is None:
+        raise typer.BadParameter("which model? Give demo, a directory, a .gguf file or a hub id")
+    config = EngineConfig(
+        model=make_section(
+            ModelConfig,
+            model=options.model,
+            tokenizer=options.tokenizer,
+            revision=options.revision,
+            dtype=options.dtype,
+            max_model_len=options.max_model_len or None,
+            load_format=options.load_format,
+            seed=options.seed,
+            chat_template=options.chat_template,
+            generation_config=options.generation_config,
+            max_logprobs=options.max_logprobs,
+            hf_overrides=options.hf_overrides,
+        ),
+        cache=make_section(
+            CacheConfig,
+            block_size=options.block_size,
+            kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+            memory_utilization=options.memory_utilization,
+            kv_cache_dtype=options.kv_cache_dtype,
+            enable_prefix_caching=options.enable_prefix_caching,
+        ),
+        scheduler=make_section(
+            SchedulerConfig,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            enable_chunked_prefill=options.enable_chunked_prefill,
+            long_prefill_token_threshold=options.long_prefill_token_threshold,
+            policy=options.scheduling_policy,
+            max_num_queued_reqs=options.max_num_queued_reqs,
+            max_num_queued_tokens=options.max_num_queued_tokens,
+        ),
+        device=make_section(
+            DeviceConfig,
+            platform=options.platform,
+            kernels=tuple(options.kernels or ()),
+            attention_backend=options.attention_backend,
+            enforce_eager=options.enforce_eager,
+            num_threads=options.threads,
+        ),
+        plugins=PluginConfig(
+            required=tuple(options.plugin or ()),
+            blocked=tuple(options.no_plugin or ()),
+            options=parse_assignments(options.plugin_option),
+        ),
+    )
+    return config.check()
+
+
+def make_section(section: type[Section], **values: Any) -> Section:
+    """A section from what was given; None takes the section's default."""
+    return section(**{name: value for name, value in values.items() if value is not None})

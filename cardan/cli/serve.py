@@ -1,0 +1,39 @@
+"""``cardan serve``: the HTTP server."""
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from cardan.cli.bootstrapping import import_bootstrap
+from cardan.cli.console import EXIT_OK
+from cardan.cli.options import engine_config
+from cardan.cli.server_options import ServerOptions, server_config
+from cardan.core.config.engine import EngineConfig
+from cardan.core.config.server import ServerConfig
+from cardan.core.observability.logging import configure_logging, is_debugging
+
+if TYPE_CHECKING:
+    import socket
+
+
+def serve(options: ServerOptions) -> int:
+    """Serve a model over HTTP, with OpenAI's API."""
+    level = options.log_level or ("debug" if is_debugging() else "info")
+    configure_logging(level, options.log_format)
+    config, edge = engine_config(options), server_config(options)
+    from cardan.server.run import reserve_socket
+
+    # An address that cannot be had is known before the model is loaded.
+    with contextlib.closing(reserve_socket(edge)) as sock:
+        asyncio.run(_serve(config, edge, sock))
+    return EXIT_OK
+
+
+async def _serve(config: EngineConfig, edge: ServerConfig, sock: "socket.socket") -> None:
+    from cardan.server.run import serve as serve_http
+
+    engine = await import_bootstrap()(config, in_process=False)
+    try:
+        await serve_http(engine, edge, sock)
+    finally:
+        await engine.close()

@@ -1,0 +1,82 @@
+"""The options of the server, and the configuration made from them."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from cardan.cli.options import EngineOptions, make_section, option
+from cardan.core.config.server import ServerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions(EngineOptions):
+    """What a user can say about the server besides."""
+
+    host: Annotated[
+        str | None, option("--host", panel="Server", help="Address. Default: 127.0.0.1.")
+    ] = None
+    port: Annotated[
+        int | None,
+        option("--port", panel="Server", min=0, max=65535, help="TCP port. Default: 8000."),
+    ] = None
+    uds: Annotated[
+        str | None, option("--uds", panel="Server", help="Listen on a Unix socket instead.")
+    ] = None
+    api_key: Annotated[
+        list[str] | None,
+        option(
+            "--api-key",
+            panel="Server",
+            envvar="CARDAN_API_KEY",
+            help="Accepted key (several times; in the variable apart by spaces).",
+        ),
+    ] = None
+    served_model_name: Annotated[
+        list[str] | None,
+        option(
+            "--served-model-name",
+            panel="Server",
+            help="Name that answers to model (several times); replies use the first.",
+        ),
+    ] = None
+    allowed_origins: Annotated[
+        list[str] | None,
+        option(
+            "--allowed-origins", panel="Server", help="Origin of browsers, CORS (several times)."
+        ),
+    ] = None
+    shutdown_timeout: Annotated[
+        float | None,
+        option(
+            "--shutdown-timeout",
+            panel="Server",
+            min=0.0,
+            help="Seconds that running requests get on a stop signal. Default: 30.",
+        ),
+    ] = None
+    enable_log_requests: Annotated[
+        bool | None,
+        option(
+            "--enable-log-requests/--no-enable-log-requests",
+            panel="Server",
+            help="Log each request's id, sizes and settings, never its text.",
+        ),
+    ] = None
+    root_path: Annotated[
+        str | None, option("--root-path", panel="Server", help="Path prefix behind a proxy.")
+    ] = None
+
+
+def server_config(options: ServerOptions) -> ServerConfig:
+    """The server's configuration."""
+    return make_section(
+        ServerConfig,
+        host=options.host,
+        port=options.port,
+        uds=options.uds,
+        api_keys=tuple(options.api_key or ()),
+        served_model_names=tuple(options.served_model_name or ()),
+        allowed_origins=tuple(options.allowed_origins or ()),
+        shutdown_timeout=options.shutdown_timeout,
+        enable_log_requests=options.enable_log_requests,
+        root_path=options.root_path,
+    )

@@ -1,0 +1,92 @@
+"""The named operations that models and the sampler are written in."""
+
+from cardan.core.interfaces.kernels import OpSpec, Tolerance
+from cardan.core.ops.reference import inputs
+from cardan.core.ops.reference.activation import gelu_tanh_and_mul, silu_and_mul, soft_cap
+from cardan.core.ops.reference.linear import embedding, linear
+from cardan.core.ops.reference.norm import fused_add_rms_norm, rms_norm
+from cardan.core.ops.reference.rope import qk_norm_rope, rotary_embedding
+from cardan.core.ops.reference.sampling_ops import SAMPLING_OPS
+
+_EXACT = Tolerance(atol=0.0, rtol=0.0)
+# About 2 units in the last place of the result, and as much of 1 for what cancels.
+_ROUNDED = {
+    "float32": Tolerance(atol=2e-6, rtol=2e-6),
+    "bfloat16": Tolerance(atol=1e-2, rtol=1e-2),
+    "float16": Tolerance(atol=1e-3, rtol=2e-3),
+}
+# Sums, and operations that round more than once on the way.
+_SUMMED = {
+    "float32": Tolerance(atol=1e-5, rtol=1e-5),
+    "bfloat16": Tolerance(atol=3e-2, rtol=2e-2),
+    "float16": Tolerance(atol=4e-3, rtol=4e-3),
+}
+
+CATALOGUE: tuple[OpSpec, ...] = (
+    OpSpec(
+        name="embedding",
+        body=embedding,
+        version=1,
+        tolerances={"float32": _EXACT, "bfloat16": _EXACT, "float16": _EXACT},
+        make_inputs=inputs.make_embedding,
+    ),
+    OpSpec(
+        name="linear",
+        body=linear,
+        version=1,
+        tolerances=_SUMMED,
+        make_inputs=inputs.make_linear,
+    ),
+    OpSpec(
+        name="rms_norm",
+        body=rms_norm,
+        version=1,
+        tolerances=_ROUNDED,
+        make_inputs=inputs.make_rms_norm,
+    ),
+    OpSpec(
+        name="fused_add_rms_norm",
+        body=fused_add_rms_norm,
+        version=1,
+        tolerances=_SUMMED,
+        make_inputs=inputs.make_fused_add_rms_norm,
+        parts=("rms_norm",),
+    ),
+    OpSpec(
+        name="rotary_embedding",
+        body=rotary_embedding,
+        version=1,
+        tolerances=_ROUNDED,
+        make_inputs=inputs.make_rotary_embedding,
+    ),
+    OpSpec(
+        name="qk_norm_rope",
+        body=qk_norm_rope,
+        version=1,
+        tolerances=_SUMMED,
+        make_inputs=inputs.make_qk_norm_rope,
+        parts=("rms_norm", "rotary_embedding"),
+    ),
+    OpSpec(
+        name="silu_and_mul",
+        body=silu_and_mul,
+        version=1,
+        tolerances=_ROUNDED,
+        make_inputs=inputs.make_gated,
+    ),
+    OpSpec(
+        name="gelu_tanh_and_mul",
+        body=gelu_tanh_and_mul,
+        version=1,
+        tolerances=_ROUNDED,
+        make_inputs=inputs.make_gated,
+    ),
+    OpSpec(
+        name="soft_cap",
+        body=soft_cap,
+        version=1,
+        tolerances=_ROUNDED,
+        make_inputs=inputs.make_soft_cap,
+    ),
+    *SAMPLING_OPS,
+)

@@ -1,0 +1,55 @@
+"""Trying a provider on an operation's small inputs before it is trusted."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cardan.core.interfaces.kernels import Kernel, OpSpec, Provider, check_needs
+from cardan.core.ops.compare import compare_case
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Outcome of a check: text for ``Resolution.self_check``, and whether the provider may serve."""
+
+    ok: bool
+    text: str
+
+
+def self_check(
+    op: OpSpec,
+    provider: Provider,
+    kernel: Kernel,
+    dtype: str,
+    ops: Mapping[str, OpSpec],
+    device: torch.device,
+    features: Sequence[str],
+) -> CheckResult:
+    """Compare ``kernel`` with the float64 body on fresh random inputs; exceptions are failures.
+
+    Cases that the provider's needs exclude are left out. The random seed is in the text, so that
+    a failure can be repeated.
+    """
+    tolerance = provider.tolerances.get(dtype) or op.tolerances.get(dtype)
+    if tolerance is None:
+        return CheckResult(True, f"unchecked: {op.name} states no tolerance for {dtype}")
+    seed = random.SystemRandom().randrange(2**31)
+    worst = 0.0
+    checked = 0
+    try:
+        with torch.inference_mode():
+            for case in op.make_inputs(getattr(torch, dtype), device, seed):
+                if not check_needs(provider.needs, features, {"dtype": dtype, **case.attributes}):
+                    continue
+                found = compare_case(op, kernel, case, ops, tolerance)
+                if not found.ok:
+                    return CheckResult(False, f"failed: {found} (seed {seed})")
+                worst = max(worst, found.max_error)
+                checked += 1
+    except Exception as error:
+        return CheckResult(False, f"failed: {type(error).__name__}: {error} (seed {seed})")
+    if not checked:
+        return CheckResult(True, f"unchecked: no test input of {op.name} meets its needs")
+    return CheckResult(True, f"passed: {checked} cases, largest error {worst:.2g}")

@@ -1,0 +1,1 @@
+"""What decoders are made of. Kernels are bound at construction; weights are loaded by slots."""

@@ -1,0 +1,139 @@
+"""Self-attention of one layer: projections, head norms, rotation, and the call to the backend."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from cardan.core.interfaces.attention import AttentionNeed, LayerParams
+from cardan.core.interfaces.model import BuildContext, StepContext, WeightSlot
+from cardan.core.types.kv import KVCacheSpec
+from cardan.models.layers.decoder_config import DecoderConfig
+from cardan.models.layers.linear import QKVLinear, RowLinear, dtype_name
+from cardan.models.layers.norm import RMSNormWeight
+
+
+class SelfAttention(nn.Module):
+    """x [T, hidden_size] -> [T, hidden_size].
+
+    ``cos_sin`` is the rotary table of the layer, shared with other layers.
+    """
+
+    def __init__(
+        self, index: int, config: DecoderConfig, cos_sin: torch.Tensor, build: BuildContext
+    ) -> None:
+        super().__init__()
+        prefix = f"model.layers.{index}.self_attn."
+        spec = config.attention
+        self._index = index
+        self._head_dim = spec.head_dim
+        heads = (spec.num_heads, spec.num_kv_heads)
+        self.qkv_proj = QKVLinear(
+            prefix, config.hidden_size, spec.head_dim, heads, spec.qkv_bias, build
+        )
+        width = spec.num_heads * spec.head_dim
+        self.o_proj = RowLinear(
+            f"{prefix}o_proj", width, config.hidden_size, spec.output_bias, build
+        )
+        self.rotation = (
+            NormedRotation(prefix, config, cos_sin, build)
+            if spec.head_norm
+            else Rotation(config, cos_sin, build)
+        )
+        self._params = LayerParams(
+            scale=spec.scale, window=config.layers[index].window, softcap=spec.softcap
+        )
+        self._build = build
+
+    def forward(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
+        num_heads, num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
+        qkv = self.qkv_proj(x).unflatten(-1, (num_heads + 2 * num_kv_heads, self._head_dim))
+        q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=-2)
+        q, k = self.rotation(q, k, step.positions)
+        attended = step.attend(self._index, q, k, v, self._params)
+        out: torch.Tensor = self.o_proj(attended.flatten(-2))
+        return out
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        yield from self.qkv_proj.weight_slots()
+        yield from self.o_proj.weight_slots()
+        yield from self.rotation.weight_slots()
+
+    def kv_spec(self) -> KVCacheSpec:
+        """What this rank keeps for each token. Layers with a window keep every token too: they
+        share the block tables of the others, and the mask does the rest."""
+        return KVCacheSpec(
+            kind="full",
+            block_size=self._build.block_size,
+            num_kv_heads=self.qkv_proj.num_kv_heads,
+            k_head_dim=self._head_dim,
+            v_head_dim=self._head_dim,
+            dtype=self._build.kv_dtype,
+        )
+
+    def attention_need(self) -> AttentionNeed:
+        """What this rank's layer asks of a backend."""
+        window = self._params.window
+        return AttentionNeed(
+            kind="mha",
+            num_heads=self.qkv_proj.num_heads,
+            num_kv_heads=self.qkv_proj.num_kv_heads,
+            k_head_dim=self._head_dim,
+            v_head_dim=self._head_dim,
+            dtype=dtype_name(self._build.dtype),
+            kv_dtype=self._build.kv_dtype,
+            block_size=self._build.block_size,
+            windows=frozenset() if window is None else frozenset({window}),
+            softcap=self._params.softcap is not None,
+        )
+
+
+class Rotation(nn.Module):
+    """Rotates queries [T, num_heads, head_dim] and keys [T, num_kv_heads, head_dim]."""
+
+    def __init__(self, config: DecoderConfig, cos_sin: torch.Tensor, build: BuildContext) -> None:
+        super().__init__()
+        self._cos_sin = cos_sin
+        self._rotate = build.ops.bind(
+            "rotary_embedding", dtype=dtype_name(build.dtype), head_dim=config.attention.head_dim
+        )
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rotated_q, rotated_k = self._rotate(q, k, self._cos_sin, positions)
+        return rotated_q, rotated_k
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """No weights."""
+        yield from ()
+
+
+class NormedRotation(nn.Module):
+    """Norms every head of queries and keys, then rotates. Shapes as ``Rotation``."""
+
+    def __init__(
+        self, prefix: str, config: DecoderConfig, cos_sin: torch.Tensor, build: BuildContext
+    ) -> None:
+        super().__init__()
+        head_dim, offset = config.attention.head_dim, config.norm_offset
+        self._cos_sin = cos_sin
+        self._eps = config.rms_norm_eps
+        self.q_norm = RMSNormWeight(f"{prefix}q_norm", head_dim, offset, build)
+        self.k_norm = RMSNormWeight(f"{prefix}k_norm", head_dim, offset, build)
+        self._norm_and_rotate = build.ops.bind(
+            "qk_norm_rope", dtype=dtype_name(build.dtype), head_dim=head_dim, hidden=head_dim
+        )
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = (self.q_norm.weight, self.k_norm.weight)
+        normed_q, normed_k = self._norm_and_rotate(
+            q, k, *weights, self._eps, self._cos_sin, positions
+        )
+        return normed_q, normed_k
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        yield from self.q_norm.weight_slots()
+        yield from self.k_norm.weight_slots()

@@ -1,0 +1,1 @@
+"""Request bodies of the HTTP dialects: shapes and field checks, no engine."""

@@ -1,0 +1,69 @@
+"""Field types that the request bodies share.
+
+JSON is taken at its word: no text counts as a number and no number as a boolean.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+_SALT = re.compile(r"[^@/\\\0]{1,128}")
+_HEADER_UNSAFE = re.compile(r"[^A-Za-z0-9_.\-]")
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def _whole(value: object) -> object:
+    """JSON has one kind of number, so 5.0 is an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _checked_salt(value: str) -> str:
+    if not _SALT.fullmatch(value):
+        raise ValueError("must have 1 to 128 characters and none of @ / \\ and NUL")
+    return value
+
+
+def _checked_request_id(value: str) -> str:
+    if not REQUEST_ID.fullmatch(value):
+        raise ValueError("must have 1 to 128 visible ASCII characters")
+    return value
+
+
+def without_nulls(value: Any) -> Any:
+    """An object without its null members: null is the same as absent."""
+    if isinstance(value, Mapping):
+        return {key: item for key, item in value.items() if item is not None}
+    return value
+
+
+def header_safe(name: str) -> str:
+    """A name that a client made up, fit for an HTTP header."""
+    return _HEADER_UNSAFE.sub("?", name[:64])
+
+
+Int = Annotated[int, BeforeValidator(_whole, json_schema_input_type=int)]
+Int64 = Annotated[Int, Field(ge=-(2**63), lt=2**63)]
+Float = Annotated[float, Field(allow_inf_nan=False)]
+TokenIds = list[Annotated[Int, Field(ge=0, lt=2**31)]]
+StringList = Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
+CacheSalt = Annotated[str, AfterValidator(_checked_salt)]
+RequestId = Annotated[str, AfterValidator(_checked_request_id)]
+
+
+class Body(BaseModel):
+    """A JSON object whose unknown members are kept aside in ``model_extra``."""
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+
+class StreamOptions(Body):
+    """``continuous_usage_stats`` puts the running usage on every event."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
