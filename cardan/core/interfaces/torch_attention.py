@@ -10,7 +10,7 @@ that its sequence has not written, and padded queries yield what the real one do
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -109,7 +109,9 @@ def cut_pieces(
     queries = np.asarray(query_lens, dtype=np.int64)
     keys = np.asarray(seq_lens, dtype=np.int64)
     # A power of two between 16 and MAX_PIECE that keeps a piece within MAX_PAIRS.
-    longest = 1 << np.log2(np.clip(MAX_PAIRS // np.maximum(keys, 1), 16, MAX_PIECE)).astype(np.int64)
+    longest = 1 << np.log2(np.clip(MAX_PAIRS // np.maximum(keys, 1), 16, MAX_PIECE)).astype(
+        np.int64
+    )
     counts = -(-queries // longest)
     row = np.repeat(np.arange(len(queries)), counts)
     within = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -203,7 +205,9 @@ class TorchAttention(AttentionBackend):
             queries = q if chunk.tokens is None else q.index_select(0, chunk.tokens)
             queries = queries.unflatten(0, chunk.shape[:2])
             keys, values = self._gather(cache, chunk)
-            result, sums = self.attend((queries, keys, values), (plan, index), layer, lse is not None)
+            result, sums = self.attend(
+                (queries, keys, values), (plan, index), layer, lse is not None
+            )
             if chunk.tokens is None:
                 out.copy_(result.flatten(0, 1))
             else:
@@ -279,7 +283,9 @@ class TorchAttention(AttentionBackend):
         hidden = distance < 0
         if window is not None:
             hidden |= distance >= window
-        return Chunk(size, (token + offset).flatten(), rows.flatten(), distance, hidden.unsqueeze(1))
+        return Chunk(
+            size, (token + offset).flatten(), rows.flatten(), distance, hidden.unsqueeze(1)
+        )
 
 
 def refusals(need: AttentionNeed) -> Iterator[str]:
@@ -294,5 +300,3 @@ def refusals(need: AttentionNeed) -> Iterator[str]:
         yield "no tree masks"
     if need.captured:
         yield "shapes follow the batch, so steps cannot be captured"
-
-

@@ -223,8 +223,8 @@ def _load(op: OpSpec, provider: Provider) -> Kernel | str:
         module = import_module(module_name)
     except Exception as error:
         return f"import of {module_name} failed: {type(error).__name__}: {error}"
-    kernel = getattr(module, function_name, None) if function_name else None
-    if not callable(kernel):
+    kernel: Kernel | None = getattr(module, function_name, None) if function_name else None
+    if kernel is None or not callable(kernel):
         return f"{provider.load} is not a function"
     # A composite body takes its parts first; providers do not.
     wanted = _positional(op.body)[1 if op.parts else 0 :]
