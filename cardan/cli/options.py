@@ -25,11 +25,8 @@ Section = TypeVar("Section")
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormatOption = Literal["auto", "rich", "plain", "json"]
 
-_MODEL, _DEVICE, _CACHE = "Model", "Device", "KV cache"
-_SCHEDULER, _PLUGINS, _OUTPUT = "Scheduler", "Plugins", "Output"
 
-
-def option(*names: str, panel: str, help: str, **more: Any) -> Any:
+def option(*names: str, help: str, **more: Any) -> Any:
     """An option whose default, if any, its help states."""
     return typer.Option(*names, help=help, show_default=False, **more)
 
@@ -46,28 +43,26 @@ class EngineOptions:
         Path | None,
         option(
             "--config",
-            panel=_OUTPUT,
             help="Take options from a .json or .toml file; the command line wins.",
             callback=load_config_file,
             is_eager=True,
         ),
     ] = None
     tokenizer: Annotated[
-        str | None, option("--tokenizer", panel=_MODEL, help="Tokenizer from another place.")
+        str | None, option("--tokenizer", help="Tokenizer from another place.")
     ] = None
     revision: Annotated[
         str | None,
-        option("--revision", panel=_MODEL, help="Branch, tag or commit of a hub id."),
+        option("--revision", help="Branch, tag or commit of a hub id."),
     ] = None
     dtype: Annotated[
         str | None,
-        option("--dtype", panel=_MODEL, help="auto, float32, bfloat16 or float16. Default: auto."),
+        option("--dtype", help="auto, float32, bfloat16 or float16. Default: auto."),
     ] = None
     max_model_len: Annotated[
         int | None,
         option(
             "--max-model-len",
-            panel=_MODEL,
             parser=parse_model_len,
             metavar="COUNT|auto",
             help="Most tokens of prompt and answer; 32k is 32000, 32K is 32768. Default: auto.",
@@ -75,33 +70,31 @@ class EngineOptions:
     ] = None
     load_format: Annotated[
         Literal["auto", "dummy"] | None,
-        option("--load-format", panel=_MODEL, help="dummy: random weights. Default: auto."),
+        option("--load-format", help="dummy: random weights. Default: auto."),
     ] = None
     seed: Annotated[
         int | None,
-        option("--seed", panel=_MODEL, help="Seed of requests that name none. Default: random."),
+        option("--seed", help="Seed of requests that name none. Default: random."),
     ] = None
     chat_template: Annotated[
         str | None,
-        option("--chat-template", panel=_MODEL, help="Jinja file instead of the model's own."),
+        option("--chat-template", help="Jinja file instead of the model's own."),
     ] = None
     generation_config: Annotated[
         Literal["auto", "none"] | None,
         option(
             "--generation-config",
-            panel=_MODEL,
             help="none: do not take sampling defaults from the model. Default: auto.",
         ),
     ] = None
     max_logprobs: Annotated[
         int | None,
-        option("--max-logprobs", panel=_MODEL, help="Most a request may ask for. Default: 20."),
+        option("--max-logprobs", help="Most a request may ask for. Default: 20."),
     ] = None
     hf_overrides: Annotated[
         dict[str, Any] | None,
         option(
             "--hf-overrides",
-            panel=_MODEL,
             parser=parse_json_object,
             metavar="JSON",
             help="Entries that replace those of config.json.",
@@ -111,7 +104,6 @@ class EngineOptions:
         str | None,
         option(
             "--platform",
-            panel=_DEVICE,
             metavar="NAME[:0,1]",
             help="Platform and devices. Default: the best one present.",
         ),
@@ -120,34 +112,30 @@ class EngineOptions:
         list[str] | None,
         option(
             "--kernels",
-            panel=_DEVICE,
             metavar="OP=PROVIDER|-NAME",
             help="Pin or veto a kernel provider; may be given several times.",
         ),
     ] = None
     attention_backend: Annotated[
         str | None,
-        option(
-            "--attention-backend", panel=_DEVICE, help="Default: the platform's first that fits."
-        ),
+        option("--attention-backend", help="Default: the platform's first that fits."),
     ] = None
     enforce_eager: Annotated[
         bool | None,
-        option("--enforce-eager/--no-enforce-eager", panel=_DEVICE, help="Never capture graphs."),
+        option("--enforce-eager/--no-enforce-eager", help="Never capture graphs."),
     ] = None
     threads: Annotated[
         int | None,
-        option("--threads", panel=_DEVICE, help="Host threads. Default: all that are usable."),
+        option("--threads", help="Host threads. Default: all that are usable."),
     ] = None
     block_size: Annotated[
         int | None,
-        option("--block-size", panel=_CACHE, help="Tokens in a block. Default: the platform's."),
+        option("--block-size", help="Tokens in a block. Default: the platform's."),
     ] = None
     kv_cache_memory_bytes: Annotated[
         int | None,
         option(
             "--kv-cache-memory-bytes",
-            panel=_CACHE,
             parser=parse_bytes,
             metavar="SIZE",
             help="Size of the KV cache, such as 2GiB or 500M.",
@@ -158,20 +146,18 @@ class EngineOptions:
         option(
             "--memory-utilization",
             "--gpu-memory-utilization",
-            panel=_CACHE,
             help="Share of the free memory for the KV cache when no size is given. Default: "
             f"{CacheConfig.__dataclass_fields__['memory_utilization'].default}.",
         ),
     ] = None
     kv_cache_dtype: Annotated[
         str | None,
-        option("--kv-cache-dtype", panel=_CACHE, help="Default: auto, the model's."),
+        option("--kv-cache-dtype", help="Default: auto, the model's."),
     ] = None
     enable_prefix_caching: Annotated[
         bool | None,
         option(
             "--enable-prefix-caching/--no-enable-prefix-caching",
-            panel=_CACHE,
             help="Reuse the cache of equal prefixes. Default: on.",
         ),
     ] = None
@@ -179,7 +165,6 @@ class EngineOptions:
         int | None,
         option(
             "--max-num-seqs",
-            panel=_SCHEDULER,
             parser=parse_count,
             metavar="COUNT",
             help="Most sequences that run at once.",
@@ -189,7 +174,6 @@ class EngineOptions:
         int | None,
         option(
             "--max-num-batched-tokens",
-            panel=_SCHEDULER,
             parser=parse_count,
             metavar="COUNT",
             help="Token budget of one step.",
@@ -199,7 +183,6 @@ class EngineOptions:
         bool | None,
         option(
             "--enable-chunked-prefill/--no-enable-chunked-prefill",
-            panel=_SCHEDULER,
             help="Split prompts over steps. Default: on.",
         ),
     ] = None
@@ -207,7 +190,6 @@ class EngineOptions:
         int | None,
         option(
             "--long-prefill-token-threshold",
-            panel=_SCHEDULER,
             parser=parse_count,
             metavar="COUNT",
             help="Most tokens of one prompt in one step. Default: the budget alone.",
@@ -215,13 +197,12 @@ class EngineOptions:
     ] = None
     scheduling_policy: Annotated[
         str | None,
-        option("--scheduling-policy", panel=_SCHEDULER, help="fcfs, priority or a plugin's."),
+        option("--scheduling-policy", help="fcfs, priority or a plugin's."),
     ] = None
     max_num_queued_reqs: Annotated[
         int | None,
         option(
             "--max-num-queued-reqs",
-            panel=_SCHEDULER,
             help="Refuse requests while this many wait. Default: no cap.",
         ),
     ] = None
@@ -229,7 +210,6 @@ class EngineOptions:
         int | None,
         option(
             "--max-num-queued-tokens",
-            panel=_SCHEDULER,
             parser=parse_count,
             metavar="COUNT",
             help="Refuse requests while this many prompt tokens wait. Default: no cap.",
@@ -237,28 +217,27 @@ class EngineOptions:
     ] = None
     plugin: Annotated[
         list[str] | None,
-        option("--plugin", panel=_PLUGINS, help="A plugin that must load (several times)."),
+        option("--plugin", help="A plugin that must load (several times)."),
     ] = None
     no_plugin: Annotated[
         list[str] | None,
-        option("--no-plugin", panel=_PLUGINS, help="A plugin not to load (several times)."),
+        option("--no-plugin", help="A plugin not to load (several times)."),
     ] = None
     plugin_option: Annotated[
         list[str] | None,
         option(
             "--plugin-option",
-            panel=_PLUGINS,
             metavar="NAME=VALUE",
             help="A setting for plugins (several times).",
         ),
     ] = None
     log_level: Annotated[
         LogLevel | None,
-        option("--log-level", panel=_OUTPUT, help="debug shows tracebacks, too."),
+        option("--log-level", help="debug shows tracebacks, too."),
     ] = None
     log_format: Annotated[
         LogFormatOption,
-        option("--log-format", panel=_OUTPUT, help="Default: rich on a terminal, else plain."),
+        option("--log-format", help="Default: rich on a terminal, else plain."),
     ] = "auto"
 
 

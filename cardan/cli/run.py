@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from cardan.cli.engine_protocol import Engine
     from cardan.core.types.sampling_params import SamplingParams
 
+# Used when neither the user nor the model names a temperature: the API's default of 1 rambles.
+_CALM = {"temperature": 0.2, "top_p": 0.9}
+
 
 def run(
     options: EngineOptions,
@@ -65,6 +68,8 @@ def run(
     with asyncio.Runner() as runner:
         engine = runner.run(_open(config))
         try:
+            recommended = engine.info.generation_config.get("temperature") is not None
+            given = given if recommended else {**_CALM, **given}
             params = engine.default_sampling_params().replace(**given)
             return _talk(runner, engine, params, prompt, system, raw)
         finally:

@@ -11,21 +11,16 @@ from cardan.core.config.server import ServerConfig
 class ServerOptions(EngineOptions):
     """What a user can say about the server besides."""
 
-    host: Annotated[
-        str | None, option("--host", panel="Server", help="Address. Default: 127.0.0.1.")
-    ] = None
+    host: Annotated[str | None, option("--host", help="Address. Default: 127.0.0.1.")] = None
     port: Annotated[
         int | None,
-        option("--port", panel="Server", min=0, max=65535, help="TCP port. Default: 8000."),
+        option("--port", min=0, max=65535, help="TCP port. Default: 8000."),
     ] = None
-    uds: Annotated[
-        str | None, option("--uds", panel="Server", help="Listen on a Unix socket instead.")
-    ] = None
+    uds: Annotated[str | None, option("--uds", help="Listen on a Unix socket instead.")] = None
     api_key: Annotated[
         list[str] | None,
         option(
             "--api-key",
-            panel="Server",
             envvar="CARDAN_API_KEY",
             help="Accepted key (several times; in the variable apart by spaces).",
         ),
@@ -34,21 +29,17 @@ class ServerOptions(EngineOptions):
         list[str] | None,
         option(
             "--served-model-name",
-            panel="Server",
             help="Name that answers to model (several times); replies use the first.",
         ),
     ] = None
     allowed_origins: Annotated[
         list[str] | None,
-        option(
-            "--allowed-origins", panel="Server", help="Origin of browsers, CORS (several times)."
-        ),
+        option("--allowed-origins", help="Origin of browsers, CORS (several times)."),
     ] = None
     shutdown_timeout: Annotated[
         float | None,
         option(
             "--shutdown-timeout",
-            panel="Server",
             min=0.0,
             help="Seconds that running requests get on a stop signal. Default: 30.",
         ),
@@ -57,13 +48,12 @@ class ServerOptions(EngineOptions):
         bool | None,
         option(
             "--enable-log-requests/--no-enable-log-requests",
-            panel="Server",
             help="Log each request's id, sizes and settings, never its text.",
         ),
     ] = None
-    root_path: Annotated[
-        str | None, option("--root-path", panel="Server", help="Path prefix behind a proxy.")
-    ] = None
+    root_path: Annotated[str | None, option("--root-path", help="Path prefix behind a proxy.")] = (
+        None
+    )
 
 
 def server_config(options: ServerOptions) -> ServerConfig:

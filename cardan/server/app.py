@@ -30,7 +30,7 @@ def create_app(engine: ServingEngine, config: ServerConfig, metrics: ServerMetri
     """The application in front of ``engine``; its `RequestTracker` is ``app.state.tracker``."""
     tracker = RequestTracker()
     context = ServerContext(engine=engine, config=config, metrics=metrics, tracker=tracker)
-    app = FastAPI(title="cardan", version=VERSION, root_path=config.root_path, redoc_url=None)
+    app = FastAPI(title="cardan", version=VERSION, redoc_url=None)
     app.state.tracker = tracker
     for make_router in (completions_router, models_router, tokens_router, health_router):
         app.include_router(make_router(context))
@@ -53,7 +53,7 @@ def _add_middleware(
     """Innermost first."""
     if config.api_keys:
         app.add_middleware(AuthMiddleware, api_keys=config.api_keys)
-    app.add_middleware(EdgeMiddleware, tracker=tracker, metrics=metrics)
+    app.add_middleware(EdgeMiddleware, tracker=tracker, metrics=metrics, root_path=config.root_path)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -14,8 +14,6 @@ from cardan.server.logprobs import (
 )
 from cardan.server.protocol.completions import CompletionRequest
 
-_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-
 
 class CompletionWriter:
     """Writes the choices of all prompts: index = prompt * n + sample."""
@@ -118,13 +116,13 @@ class CompletionWriter:
 
 
 def _add(total: dict[str, Any], choice: dict[str, Any]) -> None:
-    """Append a choice's part to what came before."""
+    """Append a choice's part to what came before; samples share their echo, so lists are new."""
     total["text"] += choice["text"]
-    if total["logprobs"] is None:
-        total["logprobs"] = choice["logprobs"]
-    elif choice["logprobs"] is not None:
-        for name in _LISTS:
-            total["logprobs"][name] += choice["logprobs"][name]
+    before, added = total["logprobs"], choice["logprobs"]
+    if before is not None and added is not None:
+        total["logprobs"] = {name: before[name] + added[name] for name in before}
+    else:
+        total["logprobs"] = before or added
     for name in ("finish_reason", "stop_reason"):
         total[name] = choice[name]
     if "token_ids" in choice:

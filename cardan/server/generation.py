@@ -25,7 +25,7 @@ _MAX_QUEUED = 256
 
 @dataclass(frozen=True, slots=True)
 class GenerationJob:
-    """Prompts that share their settings. Prompt i runs as ``request_id``, or with ``-i`` added."""
+    """Prompts that share their settings."""
 
     prompts: Sequence[Prompt]
     params: SamplingParams
@@ -71,6 +71,7 @@ async def run_job(
 ) -> Outputs:
     """Outputs of all prompts as they come, each with the index of its prompt.
 
+    A single prompt runs as ``request_id``; of several each has its index added, after a space.
     Closing the generator aborts what still runs.
 
     Raises:
@@ -87,7 +88,7 @@ async def run_job(
 
     async def pump(index: int) -> None:
         try:
-            prompt_id = f"{request_id}-{index}"
+            prompt_id = f"{request_id} {index}"
             async with aclosing(_run_prompt(engine, job, index, metrics, prompt_id)) as outputs:
                 async for output in outputs:
                     await queue.put((index, output))

@@ -26,11 +26,16 @@ class EdgeMiddleware:
     """Gives each request its id, turns it away while draining, and counts its answer.
 
     The id is the client's ``X-Request-Id`` where that is usable, and goes back in that header; it
-    is in ``scope["state"]["request_id"]`` for the routes.
+    is in ``scope["state"]["request_id"]``, where a route may put another one.
+
+    Behind a proxy under ``root_path`` it does not matter whether the proxy takes the prefix off.
     """
 
-    def __init__(self, app: ASGIApp, tracker: RequestTracker, metrics: ServerMetrics) -> None:
+    def __init__(
+        self, app: ASGIApp, tracker: RequestTracker, metrics: ServerMetrics, root_path: str = ""
+    ) -> None:
         self._app = app
+        self._root_path = root_path.rstrip("/")
         self._tracker = tracker
         self._metrics = metrics
 
@@ -38,15 +43,16 @@ class EdgeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
+        self._place(scope)
+        state = scope.setdefault("state", {})
+        state["request_id"] = _request_id(scope)
         status = 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = state["request_id"]
             await send(message)
 
         try:
@@ -61,9 +67,18 @@ class EdgeMiddleware:
         except Exception as error:
             if status:
                 raise  # half an answer is out; the connection has to break
-            await to_api_error(error, request_id).response()(scope, receive, send_with_id)
+            api_error = to_api_error(error, state["request_id"])
+            await api_error.response()(scope, receive, send_with_id)
         finally:
             self._count(scope, status or _CLIENT_GONE)
+
+    def _place(self, scope: Scope) -> None:
+        """Set ``root_path``, and ``path`` with it in front, as ASGI has them."""
+        root = self._root_path
+        if root:
+            scope["root_path"] = root
+            if not scope["path"].startswith(f"{root}/"):
+                scope["path"] = root + scope["path"]
 
     def _count(self, scope: Scope, status: int) -> None:
         route = getattr(scope.get("route"), "path", "none")
@@ -92,7 +107,7 @@ class AuthMiddleware:
 
     def _accepts(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip().encode()
+        given = token.strip().encode("latin-1")  # the bytes as they came
         return scheme.lower() == "bearer" and _matches_any(given, self._api_keys)
 
 

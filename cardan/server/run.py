@@ -1,12 +1,10 @@
-"""Runs the HTTP server: its socket, its signals, its end."""
+"""Runs the HTTP server: its signals and its end."""
 
 import asyncio
-import errno
 import logging
 import os
 import signal
 import socket
-import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,34 +13,19 @@ import uvicorn
 
 from cardan.core.config.server import ServerConfig
 from cardan.core.engine.serving import ServingEngine
-from cardan.core.types.errors import ConfigError
 from cardan.server.app import create_app
 from cardan.server.context import served_names
 from cardan.server.metrics import ServerMetrics
+from cardan.server.sockets import BACKLOG, address_of
+from cardan.server.sockets import reserve_socket as reserve_socket
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG = 2048
 # Longer than the idle time of usual clients and proxies, so that they close first.
 _KEEP_ALIVE_SECONDS = 75
 # Time for the last events of aborted requests to go out.
 _FLUSH_SECONDS = 5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-def reserve_socket(config: ServerConfig) -> socket.socket:
-    """A listening socket at the configured address, to be taken before anything heavy starts.
-
-    Early clients wait in its backlog until the server runs.
-
-    Raises:
-        ConfigError: the address is taken, not allowed or does not exist.
-    """
-    where = config.uds or f"port {config.port} on {config.host}"
-    try:
-        return _unix_socket(config.uds) if config.uds else _tcp_socket(config.host, config.port)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {where}: {_reason(error)}") from None
 
 
 class HttpServer:
@@ -71,7 +54,7 @@ class HttpServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
             )
@@ -79,7 +62,7 @@ class HttpServer:
 
     async def run(self) -> None:
         """Serve until `stop` or a signal (SIGINT, SIGTERM), which both may come twice."""
-        logger.info("ready at %s", _address(self._config, self._sock))
+        logger.info("ready at %s", address_of(self._config, self._sock))
         try:
             with self._signals():
                 await self._server.serve(sockets=[self._sock])
@@ -154,66 +137,3 @@ class _Uvicorn(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _tcp_socket(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        # Only a listening socket keeps others from the port.
-        sock.listen(_BACKLOG)
-        sock.setblocking(False)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _unix_socket(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _remove_stale(path)
-        sock.bind(path)
-        sock.listen(_BACKLOG)
-        sock.setblocking(False)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _remove_stale(path: str) -> None:
-    """Remove a socket file that nobody listens on."""
-    try:
-        if not stat.S_ISSOCK(os.stat(path).st_mode):
-            return
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, socket.gaierror):
-        return "the host name is unknown; give an address of this machine with --host"
-    if error.errno == errno.EADDRINUSE:
-        return "it is in use; choose another with --port (or --uds), or stop what holds it"
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return "permission denied; choose a port above 1023 or a directory you may write to"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return "this machine has no such address; use --host 0.0.0.0 for all it has"
-    return error.strerror or "the system refuses"
-
-
-def _address(config: ServerConfig, sock: socket.socket) -> str:
-    if config.uds:
-        return f"unix:{config.uds}"
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

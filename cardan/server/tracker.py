@@ -80,7 +80,7 @@ class RequestTracker:
         engine_id = request_id
         if engine_id in self._active:
             self._serial += 1
-            engine_id = f"{request_id}-{self._serial}"
+            engine_id = f"{request_id} #{self._serial}"  # no client can send a space in it
         request = self._active[engine_id] = ActiveRequest(engine_id)
         self._idle.clear()
         try:

@@ -1,7 +1,6 @@
 """Builds and runs our models on the CPU over reference ops and paged reference attention."""
 
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,9 @@ from typing import Any
 import torch
 
 from cardan.core.interfaces.attention import BatchView, KVLayout
+from cardan.core.interfaces.communication import Communicator
 from cardan.core.interfaces.model import BuildContext, CausalLM, LayerCache, StepContext
+from cardan.core.interfaces.thread_communicator import ThreadCommunicator
 from cardan.core.ops.catalogue import CATALOGUE
 from cardan.core.ops.reference.attention import ReferenceAttention
 from cardan.core.ops.registry import KernelRegistry
@@ -134,45 +135,19 @@ class Sequence:
         return self._batch.step({0: token_ids})[0]
 
 
-class ThreadRanks:
-    """Collectives of ``world_size`` threads, as far as models use them."""
-
-    def __init__(self, world_size: int) -> None:
-        self._slots: list[torch.Tensor | None] = [None] * world_size
-        self._barrier = threading.Barrier(world_size, timeout=60)
-
-    def run(self, work):
-        """``work(communicator)`` of every rank, each in a thread; the results by rank."""
-        size = self._barrier.parties
-        with ThreadPoolExecutor(size) as pool:
-            futures = [pool.submit(self._guarded, work, rank) for rank in range(size)]
-            return [future.result() for future in futures]
-
-    def exchange(self, rank, tensor):
-        assert tensor.is_contiguous()
-        self._slots[rank] = tensor
-        self._barrier.wait()
-        tensors = list(self._slots)
-        self._barrier.wait()
-        return tensors
-
-    def _guarded(self, work, rank):
-        try:
-            return work(ThreadRank(self, rank, self._barrier.parties))
-        except BaseException:
-            self._barrier.abort()
-            raise
-
-
-class ThreadRank:
-    """One rank's communicator."""
-
-    def __init__(self, ranks, rank, world_size) -> None:
-        self._ranks, self.rank, self.world_size = ranks, rank, world_size
+class StrictCommunicator(ThreadCommunicator):
+    """Holds callers to the contract: only contiguous tensors are exchanged."""
 
     def all_reduce(self, tensor, op="sum"):
-        assert op == "sum"
-        return torch.stack(self._ranks.exchange(self.rank, tensor)).sum(0)
+        assert tensor.is_contiguous()
+        return super().all_reduce(tensor, op)
 
     def all_gather(self, tensor, dim=0):
-        return torch.cat(self._ranks.exchange(self.rank, tensor), dim)
+        assert tensor.is_contiguous()
+        return super().all_gather(tensor, dim)
+
+
+def run_ranks(world_size: int, work: Callable[[Communicator], Any]) -> list[Any]:
+    """``work(communicator)`` of every rank, each in a thread; the results by rank."""
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(work, StrictCommunicator.group(world_size)))

@@ -62,6 +62,11 @@ def sample(kit, logits, rows, num_outputs=0, mask=None):
     return kit.sampler.sample(logits, np.asarray(rows), counts, mask)
 
 
+def random_logits(num_rows, seed, vocab_size=40, ties=False):
+    x = np.random.default_rng(seed).standard_normal((num_rows, vocab_size)) * 2
+    return (np.round(x * 2) / 2 if ties else x).astype(np.float32)
+
+
 # ---- the oracle: one row, float64, loops ----
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,7 +31,9 @@ class ScriptedEngine:
     ``"<interrupt>"`` sends this process an interrupt and waits for it to arrive.
     """
 
-    def __init__(self, *scripts):
+    def __init__(self, *scripts, recommended=0.7):
+        given = {} if recommended is None else {"temperature": recommended}
+        self.info = SimpleNamespace(generation_config=given)
         self.scripts = list(scripts)
         self.prompts = []
         self.params = []
@@ -39,7 +42,7 @@ class ScriptedEngine:
         self.is_closed = False
 
     def default_sampling_params(self):
-        return SamplingParams(temperature=0.7)
+        return SamplingParams(**self.info.generation_config)
 
     async def close(self):
         self.is_closed = True
@@ -103,7 +106,15 @@ def test_one_answer(run, capsys):
 def test_defaults_come_from_the_model(run):
     engine = ScriptedEngine(["x"])
     assert run(engine, "-p", "Hi") == 0
-    assert engine.params[0].temperature == 0.7
+    assert (engine.params[0].temperature, engine.params[0].top_p) == (0.7, 1.0)
+
+
+def test_a_model_without_a_temperature_gets_a_low_one(run):
+    engine = ScriptedEngine(["x"], ["y"], recommended=None)
+    assert run(engine, "-p", "Hi") == 0
+    assert (engine.params[0].temperature, engine.params[0].top_p) == (0.2, 0.9)
+    assert run(engine, "-p", "Hi", "--temperature", "1.5") == 0
+    assert engine.params[1].temperature == 1.5
 
 
 def test_raw_text(run):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from model_helpers import Sequence, ThreadRanks, build_model, load_model
+from model_helpers import Sequence, build_model, load_model, run_ranks
 from tiny_models import VOCAB_SIZE, make_tiny_model, prompt_ids
 
 from cardan.core.interfaces.errors import ConfigError
@@ -26,7 +26,7 @@ def test_ranks_agree_with_one(name, world_size, tmp_path):
         logits = torch.cat([sequence.extend(token_ids[:20]), sequence.extend(token_ids[20:])])
         return logits, model.kv_specs()[0], model.attention_needs()[0], num_elements(model)
 
-    results = ThreadRanks(world_size).run(work)
+    results = run_ranks(world_size, work)
     num_kv_heads = alone.kv_specs()[0].num_kv_heads
     for logits, spec, need, _ in results:
         torch.testing.assert_close(logits, expected, atol=2e-4, rtol=0)
@@ -83,4 +83,4 @@ def test_uneven_shares_are_refused(changes, message):
     }
     size = 4 if "head_dim" in changes else 2
     with pytest.raises(ConfigError, match=f"tensor_parallel_size is {size}.*{message}"):
-        ThreadRanks(size).run(lambda communicator: build_model(config, communicator=communicator))
+        run_ranks(size, lambda communicator: build_model(config, communicator=communicator))

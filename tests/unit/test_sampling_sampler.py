@@ -11,6 +11,7 @@ from sampling_helpers import (
     oracle_logits,
     oracle_probabilities,
     oracle_token,
+    random_logits,
     sample,
 )
 
@@ -49,11 +50,6 @@ def settings_row(names, row=0, seed=0, output=OUTPUT):
         extra.update(SETTINGS[name][1])
     tokens = PROMPT + list(output)
     return new_row(row, SamplingParams(**params), tokens, len(PROMPT), seed, **extra)
-
-
-def random_logits(num_rows, seed, vocab_size=V, ties=False):
-    x = np.random.default_rng(seed).standard_normal((num_rows, vocab_size)) * 2
-    return (np.round(x * 2) / 2 if ties else x).astype(np.float32)
 
 
 def expect(row, logits, num_outputs, bits=None):
@@ -113,8 +109,9 @@ def test_huge_vocabulary_mixed_batch_equals_rows_alone():
     together = sample(make(vocab, rows), logits, range(len(rows)), 1).token_ids.tolist()
     for i, row in enumerate(rows):
         alone = sample(make(vocab, [row]), logits[i : i + 1], [i], 1)
-        token, margin = expect(row, logits[i], 1)
         assert alone.token_ids.tolist() == [together[i]]
+    for i in (2, 5, 6):  # the oracle is slow
+        token, margin = expect(rows[i], logits[i], 1)
         assert together[i] == token or margin < 1e-6
 
 
@@ -305,60 +302,6 @@ def test_token_mask_errors():
         sample(kit, logits, [0], mask=TokenMask((0,), np.zeros((1, 1), np.int32)))
 
 
-@pytest.mark.parametrize("k", [0, 1, 5, -1])
-def test_logprobs_are_those_of_the_model(k):
-    settings = {"temperature": 0.4, "top_k": 3, "logit_bias": {4: 9.0}, "presence_penalty": 2.0}
-    rows = [
-        new_row(0, SamplingParams(logprobs=k, **settings), [1, 4], 1, seed=1),
-        new_row(1, SamplingParams(), [1]),
-        new_row(2, SamplingParams(logprobs=2, temperature=0), [1]),
-        new_row(3, SamplingParams(logprobs=k), [1], seed=3),
-    ]
-    logits = random_logits(4, 12)
-    truth = logits.astype(np.float64)
-    truth = truth - np.log(np.exp(truth).sum(-1, keepdims=True))
-    result = sample(make(V, rows), logits, [0, 1, 2, 3], [1, 0, 0, 0])
-    assert set(result.logprobs) == {0, 2, 3}
-    for i, size in ((0, k % (V + 1)), (2, 2), (3, k % (V + 1))):
-        table = result.logprobs[i]
-        assert table.token_ids.shape == table.logprobs.shape == (1, 1 + size)
-        ids = table.token_ids[0]
-        assert ids[0] == result.token_ids[i]
-        assert ids[1:].tolist() == np.argsort(-truth[i], kind="stable")[:size].tolist()
-        np.testing.assert_allclose(table.logprobs[0], truth[i][ids], atol=1e-5)
-        assert table.ranks.tolist() == [1 + int((truth[i] > truth[i][ids[0]]).sum())]
-
-
-def test_logprobs_of_the_whole_batch_are_not_touched_by_sampling():
-    rows = [new_row(i, SamplingParams(logprobs=0, top_p=p), [1]) for i, p in ((0, 1.0), (1, 0.3))]
-    logits = random_logits(2, 13)
-    truth = logits - np.log(np.exp(logits.astype(np.float64)).sum(-1, keepdims=True))
-    result = sample(make(V, rows), logits, [0, 1])
-    for i in range(2):
-        value = result.logprobs[i].logprobs[0, 0]
-        assert value == pytest.approx(truth[i, result.token_ids[i]], abs=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_prompt_logprobs(dtype, monkeypatch):
-    monkeypatch.setattr("cardan.core.sampling.logprobs._CHUNK_BYTES", 4 * V * 7)
-    logits = torch.tensor(random_logits(23, 14)).to(dtype)
-    tokens = torch.tensor(np.random.default_rng(0).integers(0, V, 23))
-    wide = logits.double().numpy()
-    truth = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
-    kit = make(V)
-    for k in (0, 4, -1):
-        table = kit.sampler.prompt_logprobs(logits, tokens, k)
-        assert table.token_ids.shape == (23, 1 + (V if k == -1 else k))
-        assert table.token_ids[:, 0].tolist() == tokens.tolist()
-        np.testing.assert_allclose(
-            table.logprobs, np.take_along_axis(truth, table.token_ids.astype(int), 1), atol=1e-5
-        )
-        for i, token in enumerate(tokens.tolist()):
-            assert table.ranks[i] == 1 + (wide[i] > wide[i, token]).sum()
-    assert kit.sampler.prompt_logprobs(logits[:0], tokens[:0], 2).token_ids.shape == (0, 3)
-
-
 def test_unused_features_are_not_called():
     rows = [new_row(i, SamplingParams(temperature=0), [1]) for i in range(3)]
     kit = make(V, rows)
@@ -403,3 +346,21 @@ def test_float32_devices_sample_nearly_the_same():
     wide = sample(make(V, rows), logits, range(32)).token_ids
     narrow = sample(make(V, rows, wide_dtype=torch.float32), logits, range(32)).token_ids
     assert torch.equal(wide, narrow)
+
+
+@pytest.mark.parametrize("inside", ["add", "sample", "both"])
+def test_inference_mode_may_be_on_or_off(inside):
+    names = ("presence", "bad_words", "min_tokens", "bias", "allowed", "top_p")
+    kit, tokens = make(V), []
+    for row in range(6):
+        with torch.inference_mode(inside != "sample" and row % 2 == 0):
+            kit.states.add(settings_row(names, row=row, seed=row))
+        with torch.inference_mode(inside != "add" and row % 3 == 0):
+            result = sample(kit, random_logits(row + 1, row), range(row + 1), 4)
+        tokens.append(result.token_ids.tolist())
+    kit, again = make(V), []
+    for row in range(6):
+        kit.states.add(settings_row(names, row=row, seed=row))
+        result = sample(kit, random_logits(row + 1, row), range(row + 1), 4)
+        again.append(result.token_ids.tolist())
+    assert tokens == again

@@ -100,11 +100,11 @@ class Pieces:
 
 
 def cut_pieces(
-    query_lens: Sequence[int], seq_lens: Sequence[int], bytes_per_key: int, max_bytes: int
+    query_lens: Sequence[int], seq_lens: Sequence[int], costs: tuple[int, int], max_bytes: int
 ) -> Pieces:
     """Cut a step's rows into pieces and group them into chunks of about ``max_bytes``.
 
-    ``bytes_per_key``: gathered bytes for each key of a piece, over all heads.
+    ``costs``: bytes for each key of a piece, and for each pair of query and key, over all heads.
     """
     queries = np.asarray(query_lens, dtype=np.int64)
     keys = np.asarray(seq_lens, dtype=np.int64)
@@ -122,17 +122,18 @@ def cut_pieces(
     token = (np.cumsum(queries) - queries)[row] + start
     order = np.lexsort((token, -(position + length), padded))
     pieces = Pieces(row[order], token[order], length[order], padded[order], position[order], [])
-    _group(pieces, bytes_per_key, max_bytes)
+    _group(pieces, costs, max_bytes)
     return pieces
 
 
-def _group(pieces: Pieces, bytes_per_key: int, max_bytes: int) -> None:
+def _group(pieces: Pieces, costs: tuple[int, int], max_bytes: int) -> None:
     """Fill ``pieces.ends``: equal padded length, at least half the keys of the chunk's first."""
     keys, padded = pieces.num_keys, pieces.padded
     start, total = 0, len(keys)
     while start < total:
         most = int(keys[start])
-        fits = max(1, max_bytes // (most * bytes_per_key))
+        bytes_per_piece = most * (costs[0] + costs[1] * int(padded[start]))
+        fits = max(1, max_bytes // bytes_per_piece)
         end = min(total, start + fits)
         end = start + int(np.searchsorted(padded[start:end], padded[start], side="right"))
         if most > MIN_KEYS:
@@ -165,11 +166,9 @@ class TorchAttention(AttentionBackend):
             )
         spec = self._spec
         content = spec.num_kv_heads * (spec.k_head_dim + spec.v_head_dim)
-        bytes_per_key = content * (DTYPE_BYTES[spec.dtype] + 4)
-        bytes_per_key += spec.num_kv_heads * ASSUMED_GROUP * 8 * min(batch.max_query_len, MAX_PIECE)
-        pieces = cut_pieces(
-            batch.query_lens, batch.seq_lens_host, bytes_per_key, self.max_chunk_bytes
-        )
+        # Keys and values as they are and widened; scores and mask.
+        costs = (content * (DTYPE_BYTES[spec.dtype] + 4), spec.num_kv_heads * ASSUMED_GROUP * 8)
+        pieces = cut_pieces(batch.query_lens, batch.seq_lens_host, costs, self.max_chunk_bytes)
         slots = batch.slot_mapping.clamp(min=0)
         block = slots // spec.block_size
         # Each block holds its keys, then its values: slot s of block b is key row 2 * b * size + s.

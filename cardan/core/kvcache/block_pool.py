@@ -49,8 +49,8 @@ class BlockPool:
         block_ids = []
         for _ in range(count):
             block_id, _nothing = self._free.popitem(last=False)
-            self.forget(block_id)
             self._ref_counts[block_id] = 1
+            self.forget(block_id)
             block_ids.append(block_id)
         return block_ids
 
@@ -87,11 +87,13 @@ class BlockPool:
             self._cached[block_hash] = block_id
 
     def forget(self, block_id: int) -> None:
-        """Make a block unfindable; whoever references it keeps it."""
+        """Make a block unfindable; whoever references it keeps it, a free one goes next."""
         block_hash = self._hashes[block_id]
         if block_hash is not None:
             self._hashes[block_id] = None
             del self._cached[block_hash]
+            if self.is_free(block_id):
+                self._free.move_to_end(block_id, last=False)
 
     def forget_all(self) -> None:
         """Empty the prefix cache; used blocks stay with their users."""

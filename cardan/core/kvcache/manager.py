@@ -156,7 +156,8 @@ class KVCacheManager:
                 [target] = pool.allocate(1)
                 ours.append(target)
                 copies[-1].append((theirs[num_shared], target))
-        child.hashes.extend(parent.hashes[:num_shared])
+        # The child may have begun its chain in a search for a cached prefix.
+        child.hashes[:] = parent.hashes[:num_shared]
         child.num_registered = min(num_shared, parent.num_registered)
         return tuple(copies)
 

@@ -16,6 +16,11 @@ from cardan.core.types.request import MediaSpan
 _VERSION = b"cardan-kv-1"
 
 
+def _bytes(text: str) -> bytes:
+    # Callers choose these texts; lone surrogates must not break the chain.
+    return text.encode("utf-8", "surrogatepass")
+
+
 def _part(tag: bytes, value: bytes) -> bytes:
     return tag + len(value).to_bytes(8, "little") + value
 
@@ -24,9 +29,9 @@ def root_hash(cache_salt: str | None, adapter: str | None) -> bytes:
     """Start of a chain. Requests with different salts or adapters share no block."""
     parts = [_part(b"V", _VERSION)]
     if cache_salt is not None:
-        parts.append(_part(b"S", cache_salt.encode()))
+        parts.append(_part(b"S", _bytes(cache_salt)))
     if adapter is not None:
-        parts.append(_part(b"A", adapter.encode()))
+        parts.append(_part(b"A", _bytes(adapter)))
     return hashlib.sha256(b"".join(parts)).digest()
 
 
@@ -54,4 +59,4 @@ def _overlaps(span: MediaSpan, start: int, stop: int) -> bool:
 def _media_part(span: MediaSpan, block_start: int) -> bytes:
     # Where in its block the item begins matters: the same item shifted has other positions.
     place = f"{span.offset - block_start}:{span.length}".encode()
-    return _part(b"M", _part(b"O", place) + _part(b"K", span.key.encode()))
+    return _part(b"M", _part(b"O", place) + _part(b"K", _bytes(span.key)))

@@ -84,11 +84,12 @@ def compare_tensors(
     got = actual.detach().to(device="cpu", dtype=torch.float64).flatten()
     want = truth.to(torch.float64).flatten()
     same = (got == want) | (got.isnan() & want.isnan())
-    error = torch.where(same, 0.0, (got - want).abs()).nan_to_num(nan=torch.inf)
+    error = torch.where(same, 0.0, (got - want).abs().nan_to_num(torch.inf, posinf=torch.inf))
     exact = not truth.dtype.is_floating_point
     accepted = 0.0 * want if exact else tolerance.atol + tolerance.rtol * want.abs()
-    # Infinite truths accept only themselves, and an accepted error of 0 must not divide.
-    ratio = torch.where(same, 0.0, error / accepted).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    # What is not finite accepts only itself.
+    ratio = torch.where(error.isfinite(), error / accepted, torch.inf)
+    ratio = torch.where(same, 0.0, ratio)
     worst = int(ratio.argmax())
     position = [int(i) for i in torch.unravel_index(torch.tensor(worst), truth.shape)]
     where = f"{label}{position}: {got[worst].item():.6g} instead of {want[worst].item():.6g}"

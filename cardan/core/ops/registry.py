@@ -238,7 +238,7 @@ def _load(op: OpSpec, provider: Provider) -> Kernel | str:
 
 
 def _positional(kernel: Kernel) -> list[str]:
-    """Names of the parameters that a positional call fills, and all that such a call leaves open."""
+    """Names of parameters that a positional call fills, and markers of what does not fit one."""
     names = []
     for parameter in inspect.signature(kernel).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:

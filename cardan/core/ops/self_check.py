@@ -12,7 +12,7 @@ from cardan.core.ops.compare import compare_case
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Outcome of a check: text for ``Resolution.self_check``, and whether the provider may serve."""
+    """Outcome of a check: whether the provider may serve, and ``Resolution.self_check``."""
 
     ok: bool
     text: str

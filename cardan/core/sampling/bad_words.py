@@ -75,6 +75,8 @@ class BadWords:
         )
         return ForbiddenWords(batch.upload(places), last_tokens, prefix_match)
 
+    # A table made in inference mode could not be written to outside it.
+    @torch.inference_mode(False)
     def _grown_tails(self, length: int) -> Tensor:
         if self._tails is None:
             shape = (self._max_num_rows, length)

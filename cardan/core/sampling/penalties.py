@@ -96,16 +96,21 @@ class Penalties:
 
     def _new_slot(self) -> int:
         if not self._free_slots:
-            old = 0 if self._tables is None else len(self._tables[0])
-            new = min(max(_MIN_SLOTS, 2 * old), self._max_num_rows)
-            counts = torch.zeros(new, self._vocab_size, dtype=torch.int32, device=self._device)
-            prompt = torch.zeros(new, self._vocab_size, dtype=torch.bool, device=self._device)
-            if self._tables is not None:
-                counts[:old].copy_(self._tables[0])
-                prompt[:old].copy_(self._tables[1])
-            self._tables = (counts, prompt)
-            self._free_slots = list(range(new - 1, old - 1, -1))
+            self._grow()
         return self._free_slots.pop()
+
+    # Tables made in inference mode could not be written to outside it.
+    @torch.inference_mode(False)
+    def _grow(self) -> None:
+        old = 0 if self._tables is None else len(self._tables[0])
+        new = min(max(_MIN_SLOTS, 2 * old), self._max_num_rows)
+        counts = torch.zeros(new, self._vocab_size, dtype=torch.int32, device=self._device)
+        prompt = torch.zeros(new, self._vocab_size, dtype=torch.bool, device=self._device)
+        if self._tables is not None:
+            counts[:old].copy_(self._tables[0])
+            prompt[:old].copy_(self._tables[1])
+        self._tables = (counts, prompt)
+        self._free_slots = list(range(new - 1, old - 1, -1))
 
 
 @dataclass(frozen=True, slots=True)

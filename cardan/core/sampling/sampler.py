@@ -73,6 +73,7 @@ class Sampler:
         self._mask = ops.bind("apply_token_mask", **use)
         self._logprobs = ops.bind("token_logprobs", **use)
 
+    @torch.inference_mode()
     def sample(
         self,
         logits: Tensor,

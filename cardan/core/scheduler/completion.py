@@ -27,7 +27,11 @@ class Completion:
     ) -> Iterator[tuple[Sequence, Finish]]:
         """Append tokens to ``outputs`` and yield the sequences that end, still in their rows."""
         table = self._table
-        alive = table.keys[plan.rows] == plan.keys
+        alive = (table.keys[plan.rows] == plan.keys) & (
+            table.first_step[plan.rows] <= plan.step_id
+        )
+        # Later steps may be in flight: only what this one computed is certain.
+        computed = plan.num_computed_tokens + plan.num_scheduled_tokens
         rows = plan.rows[plan.samples]
         counted = alive[plan.samples] & ~result.failed
         self._add_prompt_logprobs(plan, alive, result, outputs)
@@ -40,8 +44,9 @@ class Completion:
             use[np.isin(rows, [row for row, _finish in ended])] = False
             if use.any():
                 ended += self._append(rows, use, result, column, outputs)
-        self._register(plan.rows[alive], rows[failing])
-        ended += self._prompt_only(plan.rows[alive & ~plan.samples])
+        self._register(plan.rows[alive], computed[alive], rows[failing])
+        scored = alive & ~plan.samples
+        ended += self._prompt_only(plan.rows[scored], computed[scored])
         ended += [(int(rows[place]), _failure(result, int(place))) for place in failing]
         # Rows are looked up before any of them is released.
         return iter([(table.sequence(row), finish) for row, finish in ended])
@@ -105,24 +110,23 @@ class Completion:
             sequence.num_prompt_logprobs += len(tables)
             outputs.prompt_logprobs.setdefault(sequence.key, []).extend(tables)
 
-    def _register(self, rows: Rows, failed: Rows) -> None:
+    def _register(self, rows: Rows, computed: Rows, failed: Rows) -> None:
         """Make blocks findable whose tokens are all known and computed."""
         table, size = self._table, self._cache.block_size
-        known = np.minimum(table.num_computed[rows], table.num_tokens[rows])
+        known = np.minimum(computed, table.num_tokens[rows])
         behind = known - known % size > table.num_registered[rows]
-        for row in rows[behind].tolist():
+        for row, count in zip(rows[behind].tolist(), known[behind].tolist(), strict=True):
             if row in failed:
                 continue
             sequence = table.sequence(row)
-            count = int(min(table.num_computed[row], table.num_tokens[row]))
             self._cache.register(sequence.blocks, table.token_ids[row, :count], count)
             table.sync_blocks(sequence)
 
-    def _prompt_only(self, rows: Rows) -> list[tuple[int, Finish]]:
+    def _prompt_only(self, rows: Rows, computed: Rows) -> list[tuple[int, Finish]]:
         """Rows that were to compute their prompt and nothing else, and have."""
         table = self._table
         done = (table.num_tokens[rows] >= table.limit[rows]) & (
-            table.num_computed[rows] >= table.limit[rows] - 1
+            computed >= table.limit[rows] - 1
         )
         return [(int(row), Finish(FinishReason.LENGTH)) for row in rows[done]]
 

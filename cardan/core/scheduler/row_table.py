@@ -28,6 +28,8 @@ class RowTable:
         self._free = list(range(max_num_rows - 1, -1, -1))
         self._sequences: list[Sequence | None] = [None] * max_num_rows
         self.keys = np.full(max_num_rows, _NO_KEY, np.int64)
+        # First step of the sequence's stay; results of earlier steps are not for this stay.
+        self.first_step = np.zeros(max_num_rows, np.int64)
         # Zeroed pages are mapped only when a row's tokens reach them.
         self.token_ids = np.zeros((max_num_rows, max_model_len), np.int32)
         self.num_tokens = np.zeros(max_num_rows, np.int32)
@@ -52,13 +54,14 @@ class RowTable:
             raise RuntimeError(f"row {row} is empty")
         return sequence
 
-    def add(self, sequence: Sequence, num_computed: int) -> int:
-        """Give a sequence a row; the caller has checked ``num_free``."""
+    def add(self, sequence: Sequence, num_computed: int, step_id: int) -> int:
+        """Give a sequence a row from step ``step_id`` on; the caller has checked ``num_free``."""
         row = self._free.pop()
         sequence.row = row
         self._sequences[row] = sequence
         count = len(sequence.token_ids)
         self.keys[row] = sequence.key
+        self.first_step[row] = step_id
         self.token_ids[row, :count] = sequence.token_ids
         self.num_tokens[row] = count
         self.num_computed[row] = num_computed

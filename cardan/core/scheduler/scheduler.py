@@ -78,8 +78,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a call of ``schedule`` may yield a plan."""
-        return bool(self._sequences) or bool(self._freed_rows)
+        """Whether ``schedule`` may yield a plan or ``take_outputs`` has news."""
+        return bool(self._sequences or self._freed_rows) or not self._outputs.is_empty
 
     @property
     def num_live(self) -> int:
@@ -186,7 +186,9 @@ class Scheduler:
         return not parent.is_running or not self._has_prompt(parent)
 
     def _has_prompt(self, sequence: Sequence) -> bool:
-        return bool(self._table.num_computed[sequence.row] >= sequence.num_prompt_tokens)
+        """Whether the prompt is computed, and a token from it shows that it did not fail."""
+        table, row, num_prompt = self._table, sequence.row, sequence.num_prompt_tokens
+        return bool(table.num_computed[row] >= num_prompt and table.num_tokens[row] > num_prompt)
 
     def _preempt_for(self, step: StepBuilder, sequence: Sequence) -> bool:
         """Make room for a sequence that the policy puts strictly before a running one."""
@@ -219,7 +221,7 @@ class Scheduler:
 
     def _start(self, step: StepBuilder, sequence: Sequence, num_computed: int, count: int) -> None:
         self._waiting.remove(sequence)
-        row = self._table.add(sequence, num_computed)
+        row = self._table.add(sequence, num_computed, self._step_id)
         self._running.add(sequence)
         step.add_sequence(sequence, num_computed)
         step.add_rows(np.array([row], np.int32), np.array([count], np.int32))
@@ -249,7 +251,9 @@ class Scheduler:
             prefix = None
             num_hit = num_hit_free = 0
         else:
-            prefix = cache.find_cached(sequence.blocks, sequence.token_ids)
+            # Short of the last token to compute, or the row would have nothing to do.
+            wanted = sequence.token_ids[: sequence.num_to_compute]
+            prefix = cache.find_cached(sequence.blocks, wanted)
             num_hit, num_hit_free = prefix.num_blocks, prefix.num_free
         missing = cache.blocks_for(sequence.num_to_compute) - num_hit
         # One block for each running row keeps an admission from causing a preemption at once.

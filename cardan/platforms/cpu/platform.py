@@ -1,101 +1,158 @@
-"""The CPU as a platform: the one that everybody has. Importing this brings no torch."""
+"""The CPU platform: found everywhere, chosen when nothing better is there. Imports no torch."""
 
-import platform as host_platform
+import os
+import platform
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cardan.core.interfaces.capabilities import Capabilities, DeviceInfo
 from cardan.core.interfaces.constraints import Constraint
 from cardan.core.interfaces.device import Device
-from cardan.core.interfaces.platform import ConfigView, Platform, Probe
-from cardan.platforms.cpu import host
+from cardan.core.interfaces.errors import ConfigError
+from cardan.core.interfaces.kernels import Needs, Provider
+from cardan.core.interfaces.platform import ConfigView, Platform, Probe, Role
+from cardan.platforms.cpu.cpu_info import (
+    NATIVE_BFLOAT16,
+    cpu_name,
+    instruction_sets,
+    memory_bytes,
+    memory_info,
+    num_numa_nodes,
+)
+from cardan.platforms.cpu.threads import usable_threads
 
 if TYPE_CHECKING:
     from cardan.core.interfaces.attention import AttentionBackend
 
-# Any accelerator that is present outscores this.
 _SCORE = 1
-# Instruction sets that multiply bfloat16 in hardware; elsewhere it is slower than float32.
-_FAST_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-# The KV cache's share of host memory unless the user says otherwise.
-_MOST_KV_BYTES = 4 << 30
-_KV_SHARE = 0.25
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_KERNELS = "cardan.platforms.cpu.kernels"
+_PROVIDERS: tuple[Provider, ...] = (
+    Provider(
+        op="rms_norm",
+        name="cpu.rms_norm",
+        load=f"{_KERNELS}:rms_norm",
+        # In shorter dtypes torch rounds a float32 weight, or falls back with a warning.
+        needs=Needs(dtypes=frozenset({"float32"})),
+    ),
+    Provider(
+        op="rotary_embedding",
+        name="cpu.rotary_embedding",
+        load=f"{_KERNELS}:rotary_embedding",
+    ),
+)
 
 
 class CpuPlatform(Platform):
-    """torch on the host's processors; every process has exactly one such device."""
+    """One device: all CPUs that this process may use."""
 
-    name: ClassVar[str] = "cpu"
-    contract: ClassVar[tuple[int, int]] = (0, 1)
+    name = "cpu"
+    contract = (0, 1)
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        """``root``: the file system that facts are read from."""
+        self._root = root
 
     def probe(self) -> Probe:
-        if find_spec("torch") is None:
+        if not _has_torch():
             return Probe.broken("torch is not installed", "pip install 'cardan[cpu]'")
-        return Probe.present(_SCORE, host.cpu_name())
+        return Probe.present(_SCORE, cpu_name(self._root))
 
     def devices(self) -> Sequence[DeviceInfo]:
+        details = {
+            "num_threads": str(usable_threads(self._root)),
+            "instruction_sets": " ".join(instruction_sets(self._root)),
+            "numa_nodes": str(num_numa_nodes(self._root)),
+            "torch": _torch_version(),
+        }
         return (
             DeviceInfo(
                 platform=self.name,
                 index=0,
-                name=host.cpu_name(),
-                arch=host_platform.machine(),
-                memory_bytes=host.total_memory(),
-                details={
-                    "threads": str(host.usable_threads()),
-                    "numa_nodes": str(host.numa_nodes()),
-                },
+                name=cpu_name(self._root),
+                arch=platform.machine(),
+                memory_bytes=memory_bytes(self._root),
+                details=details,
             ),
         )
 
+    def open(self, device: DeviceInfo) -> Device:
+        from cardan.platforms.cpu.device import CpuDevice
+
+        source = partial(memory_info, self._root)
+        return CpuDevice(device, self.capabilities(device), source, self._num_threads(device))
+
     def capabilities(self, device: DeviceInfo) -> Capabilities:
-        sets = host.instruction_sets()
-        fast_bf16 = not _FAST_BF16.isdisjoint(sets)
+        features = instruction_sets(self._root)
+        native = bool(NATIVE_BFLOAT16.intersection(features))
+        short = ("bfloat16", "float32") if native else ("float32", "bfloat16")
         return Capabilities(
-            dtypes=("bfloat16", "float32") if fast_bf16 else ("float32", "bfloat16"),
-            instruction_sets=sets,
+            dtypes=(*short, "float16"),
+            instruction_sets=features,
             unified_memory=True,
             determinism="run",
         )
 
     def constrain(self, config: ConfigView, device: DeviceInfo) -> Sequence[Constraint]:
         dtype = self.capabilities(device).dtypes[0]
-        has_bf16 = dtype == "bfloat16"
-        why = "computes" if has_bf16 else "has no instructions for bfloat16, so float32 computes"
-        budget = min(_MOST_KV_BYTES, int(host.free_memory() * _KV_SHARE))
         return (
-            Constraint("model.dtype", "==", dtype, f"this CPU {why} fastest in it", "prefer"),
-            Constraint("cache.block_size", "==", 32, "long runs of keys to gather", "prefer"),
             Constraint(
-                "cache.kv_cache_memory_bytes",
-                "==",
-                budget,
-                "a quarter of the free memory, at most 4 GiB, leaves the host usable",
-                "prefer",
+                "scheduler.async_depth", "==", 0, "the CPU computes while the host would plan"
             ),
-            Constraint("scheduler.async_depth", "==", 0, "the host itself computes the step"),
             Constraint(
                 "parallel.tensor_parallel_size",
                 "==",
                 1,
-                "one process serves all cores; ranks over processes are not wired up yet",
+                "the CPU platform has one device; its threads share the work",
             ),
+            Constraint(
+                "cache.block_size", "==", 16, "keys are gathered one by one on a CPU", "prefer"
+            ),
+            Constraint("model.dtype", "==", dtype, "the fastest dtype of this CPU", "prefer"),
         )
+
+    def child_env(self, role: Role, devices: Sequence[DeviceInfo]) -> Mapping[str, str]:
+        """Sizes of thread pools that are made when libraries load, unless the user set them."""
+        if role == "server" or not devices:
+            return {}
+        threads = str(self._num_threads(devices[0]))
+        return {name: threads for name in _THREAD_VARIABLES if name not in os.environ}
+
+    def kernels(self, device: DeviceInfo) -> Sequence[Provider]:
+        return _PROVIDERS
 
     def attention(self, device: DeviceInfo) -> "Sequence[type[AttentionBackend]]":
         from cardan.platforms.cpu.attention import CpuAttention
 
         return (CpuAttention,)
 
-    def open(self, device: DeviceInfo) -> Device:
-        from cardan.platforms.cpu.device import CpuDevice
-
-        return CpuDevice(device, self.capabilities(device))
-
     def doctor(self, device: DeviceInfo) -> Mapping[str, str]:
-        try:
-            return {"torch": version("torch")}
-        except PackageNotFoundError:
-            return {"torch": "not installed"}
+        set_by_user = {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ}
+        return {"torch": _torch_version(), **set_by_user}
+
+    def _num_threads(self, device: DeviceInfo) -> int:
+        """The number in the device's details, which a setting of the user replaces."""
+        text = device.details.get("num_threads")
+        if text is None:
+            return usable_threads(self._root)
+        if not text.isdigit() or int(text) < 1:
+            raise ConfigError(f"device.num_threads must be a whole number from 1, got {text!r}")
+        return int(text)
+
+
+def _has_torch() -> bool:
+    try:
+        return find_spec("torch") is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _torch_version() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "missing"

@@ -11,7 +11,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
     Attributes of use: ``dtype``, ``hidden`` (I).
     """
     gate, up = _wide(x).chunk(2, dim=-1)
-    return (functional.silu(gate) * up).to(x.dtype)
+    return functional.silu(gate).mul_(up).to(x.dtype)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:
@@ -20,13 +20,13 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     Attributes of use: ``dtype``, ``hidden`` (I).
     """
     gate, up = _wide(x).chunk(2, dim=-1)
-    return (functional.gelu(gate, approximate="tanh") * up).to(x.dtype)
+    return functional.gelu(gate, approximate="tanh").mul_(up).to(x.dtype)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap): close to x near 0 and within (-cap, cap). Attributes of use:
     ``dtype``, ``hidden`` (size of the last dimension)."""
-    return (torch.tanh(_wide(x) / cap) * cap).to(x.dtype)
+    return torch.tanh(_wide(x) / cap).mul_(cap).to(x.dtype)
 
 
 def _wide(x: Tensor) -> Tensor:

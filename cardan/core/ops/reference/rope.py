@@ -21,7 +21,7 @@ def rotary_embedding(
     return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
 
-def qk_norm_rope(
+def qk_norm_rope(  # noqa: PLR0913 (the operation's signature)
     parts: Mapping[str, Kernel],
     q: Tensor,
     k: Tensor,

@@ -18,6 +18,20 @@ def block_maxima(logits: Tensor, size: int) -> Tensor:
     return maxima
 
 
+def block_sums(values: Tensor, size: int, wide: torch.dtype) -> Tensor:
+    """Sum of each block of ``size`` ids, [N, ceil(V / size)] in dtype ``wide``.
+
+    A block is short enough to be summed in the dtype of ``values`` (error below 1e-6 of the sum);
+    only the sums are widened, for whatever is accumulated over them.
+    """
+    num_rows, vocab_size = values.shape
+    head = vocab_size // size * size
+    sums = values[:, :head].view(num_rows, vocab_size // size, size).sum(-1)
+    if head < vocab_size:
+        sums = torch.cat((sums, values[:, head:].sum(-1, keepdim=True)), dim=1)
+    return sums.to(wide)
+
+
 def candidates(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Some tokens of each row among which are its k likeliest, the lowest ids among equals.
 

@@ -8,10 +8,14 @@ host serves the operation with a kernel of its own.
 import torch
 from torch import Tensor
 
-from cardan.core.ops.reference.sampling_blocks import candidates
+from cardan.core.ops.reference.sampling_blocks import block_sums, candidates
 
 # Numbers of likeliest tokens among which a cut is searched before all of them are sorted.
 WIDTHS = (128, 1024)
+# Tokens a block of the sum over the vocabulary.
+BLOCK = 256
+# exp of this vanishes in any sum with 1; exp of smaller numbers is slow on some devices.
+_LEAST_EXPONENT = -80.0
 
 
 def apply_min_p_top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -93,7 +97,10 @@ def _search(
     if not bool(uses_top_p.any()):
         return kth[:, 0], torch.full_like(top_k, vocab_size), torch.ones_like(uses_top_p)
 
-    mass = shifted.exp().masked_fill_(shifted < kth, 0.0).sum(-1, dtype=top_p.dtype)
+    weights = shifted.clamp(min=_LEAST_EXPONENT).exp_()
+    if bool((top_k < vocab_size).any()):
+        weights.masked_fill_(shifted < kth, 0.0)
+    mass = block_sums(weights, BLOCK, top_p.dtype).sum(-1)
     reached = values.exp().cumsum(-1, dtype=top_p.dtype)
     number = (reached < (top_p * mass)[:, None]).sum(-1) + 1
     found = ~uses_top_p | (number <= width) | whole

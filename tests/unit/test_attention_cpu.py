@@ -1,0 +1,72 @@
+"""The CPU backend against the per-sequence float64 oracle, and its refusals."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from attention_oracle import Geometry, PagedBatch, build
+
+from cardan.core.interfaces.attention import LayerParams
+from cardan.core.interfaces.capabilities import DeviceInfo
+from cardan.core.interfaces.errors import UnsupportedError
+from cardan.platforms.cpu.attention import CpuAttention
+
+DEVICE = DeviceInfo(platform="cpu", index=0, name="test", arch="test")
+TOLERANCE = {"float32": 2e-6, "bfloat16": 3e-2, "float16": 3e-3}
+MIXED = [(1, 1), (1, 9), (5, 5), (3, 17), (1, 33), (8, 8), (13, 40), (1, 12), (2, 2)]
+EVEN_DECODE = [(1, 11)] * 5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("rows", [MIXED, EVEN_DECODE], ids=["mixed", "decode"])
+@pytest.mark.parametrize("window", [None, 1, 6])
+def test_agrees_with_oracle(dtype, rows, window):
+    geometry = Geometry(dtype=dtype)
+    batch = PagedBatch(geometry, rows, 1, padding=2)
+    layer = LayerParams(scale=0.25, window=window)
+    with torch.inference_mode():
+        out = batch.run(build(CpuAttention, geometry), layer)
+    tolerance = TOLERANCE[dtype]
+    np.testing.assert_allclose(
+        out.double().numpy(), batch.truth(layer)[0], rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (8, 2), (4, 1)])
+@pytest.mark.parametrize("dims", [(16, 16), (16, 8), (8, 24)])
+def test_heads_and_dims(heads, dims):
+    geometry = Geometry(heads=heads[0], kv_heads=heads[1], k_dim=dims[0], v_dim=dims[1])
+    batch = PagedBatch(geometry, MIXED, 2)
+    layer = LayerParams(scale=0.3)
+    with torch.inference_mode():
+        out = batch.run(build(CpuAttention, geometry), layer)
+    np.testing.assert_allclose(out.double().numpy(), batch.truth(layer)[0], rtol=2e-6, atol=2e-6)
+
+
+def test_chunk_boundaries(monkeypatch):
+    monkeypatch.setattr(CpuAttention, "max_chunk_bytes", 30_000)
+    geometry = Geometry()
+    batch = PagedBatch(geometry, MIXED * 2, 3)
+    layer = LayerParams(scale=0.25)
+    backend = build(CpuAttention, geometry)
+    assert len(backend.plan(batch.batch).pieces.ends) > 5
+    with torch.inference_mode():
+        out = batch.run(backend, layer)
+    np.testing.assert_allclose(out.double().numpy(), batch.truth(layer)[0], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("field", ["softcap", "sinks", "alibi", "lse"])
+def test_refuses_what_the_fused_kernel_lacks(field):
+    need = Geometry().need
+    assert CpuAttention.accepts(replace(need, windows=frozenset({8})), DEVICE)
+    verdict = CpuAttention.accepts(replace(need, **{field: True}), DEVICE)
+    assert not verdict
+    assert "no place for" in verdict.reasons[0]
+
+
+def test_a_refused_layer_is_an_error():
+    geometry = Geometry()
+    batch = PagedBatch(geometry, [(1, 3)])
+    with pytest.raises(UnsupportedError, match="refused"):
+        batch.run(build(CpuAttention, geometry), LayerParams(scale=1.0, softcap=3.0))
