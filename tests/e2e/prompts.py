@@ -45,7 +45,7 @@ PROMPTS = [
     "The Great Wall of China",
     "Once more unto the breach, dear",
     "A haiku about autumn:\n",
-    "{\"name\": \"Alice\", \"age\":",
+    '{"name": "Alice", "age":',
     "Newton's first law says that",
     "The year 2000 was",
     "Why is the sky blue? Because",

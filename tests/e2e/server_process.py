@@ -73,7 +73,9 @@ def serving(log: Path, *arguments: str, patience: float = 60.0) -> Iterator[Serv
             time.sleep(0.05)
         yield server
     finally:
-        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        children = (
+            psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        )
         process.kill()
         process.wait()
         _gone, alive = psutil.wait_procs(children, timeout=10)

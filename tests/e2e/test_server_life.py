@@ -135,7 +135,9 @@ def test_dead_engine_ends_streams_and_turns_health(tmp_path: Path) -> None:
     with serving(tmp_path / "log", *ARGUMENTS) as server:
         lines: list[str] = []
         body = {**LONG, "model": "demo", "stream": True}
-        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
+        with httpx.stream(
+            "POST", server.url + "/v1/completions", json=body, timeout=30
+        ) as response:
             stream = response.iter_lines()
             next(stream)
             server.engine.kill()

@@ -14,6 +14,8 @@ from cardan.core.interfaces.version import CONTRACT_VERSION
 HASH_FILE = Path(__file__).parent / "contract.sha256"
 # This module describes the contract and is no part of it.
 _NOT_CONTRACT: frozenset[str] = frozenset({"__init__", "signature"})
+# Reference parts that platforms may build on; they implement the contract.
+_REFERENCE_PARTS = ("torch_", "thread_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def contract_signatures(folder: Path | None = None) -> list[str]:
     """All public signatures, one a line, in an order that moving code does not change."""
     lines: list[str] = []
     for file in sorted((folder or Path(__file__).parent).glob("*.py")):
-        if file.stem not in _NOT_CONTRACT:
+        if file.stem not in _NOT_CONTRACT and not file.stem.startswith(_REFERENCE_PARTS):
             tree = ast.parse(file.read_text(encoding="utf-8"))
             members = [line for node in tree.body for line in _signatures(node, file.stem)]
             lines += sorted(members)

@@ -27,9 +27,7 @@ class Completion:
     ) -> Iterator[tuple[Sequence, Finish]]:
         """Append tokens to ``outputs`` and yield the sequences that end, still in their rows."""
         table = self._table
-        alive = (table.keys[plan.rows] == plan.keys) & (
-            table.first_step[plan.rows] <= plan.step_id
-        )
+        alive = (table.keys[plan.rows] == plan.keys) & (table.first_step[plan.rows] <= plan.step_id)
         # Later steps may be in flight: only what this one computed is certain.
         computed = plan.num_computed_tokens + plan.num_scheduled_tokens
         rows = plan.rows[plan.samples]
@@ -125,9 +123,7 @@ class Completion:
     def _prompt_only(self, rows: Rows, computed: Rows) -> list[tuple[int, Finish]]:
         """Rows that were to compute their prompt and nothing else, and have."""
         table = self._table
-        done = (table.num_tokens[rows] >= table.limit[rows]) & (
-            computed >= table.limit[rows] - 1
-        )
+        done = (table.num_tokens[rows] >= table.limit[rows]) & (computed >= table.limit[rows] - 1)
         return [(int(row), Finish(FinishReason.LENGTH)) for row in rows[done]]
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cardan.core.interfaces.attention import AttentionBackend
 
 _SCORE = 1
+_MOST_KV_BYTES = 4 << 30
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _KERNELS = "cardan.platforms.cpu.kernels"
 _PROVIDERS: tuple[Provider, ...] = (
@@ -113,6 +114,13 @@ class CpuPlatform(Platform):
                 "cache.block_size", "==", 16, "keys are gathered one by one on a CPU", "prefer"
             ),
             Constraint("model.dtype", "==", dtype, "the fastest dtype of this CPU", "prefer"),
+            Constraint(
+                "cache.kv_cache_memory_bytes",
+                "==",
+                min(_MOST_KV_BYTES, memory_info(self._root).free // 4),
+                "a quarter of the free memory, at most 4 GiB, leaves the host usable",
+                "prefer",
+            ),
         )
 
     def child_env(self, role: Role, devices: Sequence[DeviceInfo]) -> Mapping[str, str]:
