@@ -252,5 +252,5 @@ def test_a_row_gives_the_same_token_and_table_alone_and_in_a_batch():
             assert sample_tokens(x[one], uniform[one]) == together[i]
             alone = token_logprobs(x[one].clone(), together[one], 5)
             for a, b in zip(alone, tables, strict=True):
-                # torch sums a lone row in another order on some processors: the last bit may differ.
+                # torch sums a lone row in another order on some processors: last bits may differ.
                 torch.testing.assert_close(a[0], b[i], atol=2e-6, rtol=0)
