@@ -232,10 +232,10 @@ def kv_config(num_blocks=65, block_size=4, num_groups=1):
 def make_request(key, prompt, max_tokens=4, **kwargs):
     """A request with a seed; keywords go to the sampling parameters if these know them."""
     names = ("n", "min_tokens", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs")
-    params = SamplingParams(
-        seed=kwargs.pop("seed", key),
-        **{name: kwargs.pop(name) for name in names if name in kwargs},
-    )
+    sampling = {name: kwargs.pop(name) for name in names if name in kwargs}
+    if max_tokens or "prompt_logprobs" in sampling:
+        sampling["max_tokens"] = max_tokens
+    params = SamplingParams(seed=kwargs.pop("seed", key), **sampling)
     return EngineRequest(
         key=key,
         request_id=f"r{key}",

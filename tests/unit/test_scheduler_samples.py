@@ -97,3 +97,15 @@ def test_a_sample_that_first_failed_to_start_names_its_blocks_right():
     sim.add(make_request(20, PROMPT[:7], 3, n=2, ignore_eos=True))
     sim.run()
     sim.check_answers()
+
+
+def test_a_later_request_leaves_rows_to_the_samples_that_wait_for_the_prompt():
+    sim = Sim(max_num_seqs=3)
+    sim.add(make_request(0, PROMPT, 6, n=2, ignore_eos=True))
+    for key in (10, 20):
+        sim.add(make_request(key, [key, 1, 2], 6, ignore_eos=True))
+    sim.step()
+    assert set(sim.started) == {0, 10}
+    sim.run()
+    sim.check_answers()
+    assert sim.totals["num_preemptions"] == 0

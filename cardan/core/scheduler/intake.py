@@ -83,27 +83,38 @@ class Intake:
             raise InputError(
                 f"{num_prompt} prompt tokens and {request.max_tokens} tokens to generate exceed "
                 f"the context of {self._max_model_len} tokens",
-                "max_tokens",
+                "prompt" if num_prompt > self._max_model_len else "max_tokens",
             )
         blocks = self._cache.blocks_for(total)
         usable = self._cache.config.num_usable_blocks
         if blocks > usable:
             raise InputError(
-                f"{total} tokens need {blocks} KV blocks, the cache has {usable}", "max_tokens"
+                f"{total} tokens need {blocks} KV blocks, the cache has {usable}",
+                "prompt" if self._cache.blocks_for(num_prompt) > usable else "max_tokens",
             )
 
     def _check_caps(
         self, request: EngineRequest, num_waiting: int, num_waiting_tokens: int
     ) -> None:
+        num_new = request.num_sequences
         cap = self._config.max_num_queued_reqs
-        if cap is not None and num_waiting + request.num_sequences > cap:
-            raise QueueFullError(f"the queue is full ({num_waiting} of {cap} sequences wait)")
+        if cap is not None:
+            if num_new > cap:
+                raise InputError(f"{num_new} samples; the queue takes at most {cap}", "n")
+            if num_waiting + num_new > cap:
+                raise QueueFullError(f"the queue is full ({num_waiting} of {cap} sequences wait)")
+        num_new *= len(request.prompt_token_ids)
         cap = self._config.max_num_queued_tokens
-        num_new = len(request.prompt_token_ids) * request.num_sequences
-        if cap is not None and num_waiting_tokens + num_new > cap:
-            raise QueueFullError(
-                f"the queue is full ({num_waiting_tokens} of {cap} prompt tokens wait)"
-            )
+        if cap is not None:
+            if num_new > cap:
+                raise InputError(
+                    f"{num_new} prompt tokens in all samples; the queue takes at most {cap}",
+                    "prompt",
+                )
+            if num_waiting_tokens + num_new > cap:
+                raise QueueFullError(
+                    f"the queue is full ({num_waiting_tokens} of {cap} prompt tokens wait)"
+                )
 
     def _make_sequences(self, request: EngineRequest, view: RequestView) -> list[Sequence]:
         params = request.params
@@ -113,6 +124,8 @@ class Intake:
         # A seed drawn here is kept, so that a preempted sequence draws the same tokens again.
         seed = params.seed if params.seed is not None else secrets.randbits(62)
         eos = () if params.ignore_eos else request.eos_token_ids
+        # The first sample reports the prompt for all; none to generate is no error for the others.
+        others = params.replace(prompt_logprobs=None, max_tokens=params.max_tokens or None)
         sequences: list[Sequence] = []
         for index in range(params.n):
             sequences.append(
@@ -120,8 +133,7 @@ class Intake:
                     key=request.key + index,
                     index=index,
                     request=request,
-                    # The first sample reports the prompt for all.
-                    params=params if index == 0 else params.replace(prompt_logprobs=None),
+                    params=params if index == 0 else others,
                     view=view,
                     order=(sort_key, view.arrival, index),
                     token_ids=prompt,

@@ -19,6 +19,7 @@ from cardan.core.scheduler.queues import RunningSet, WaitingQueue
 from cardan.core.scheduler.row_table import RowTable
 from cardan.core.scheduler.sequence import Sequence
 from cardan.core.scheduler.step_builder import StepBuilder
+from cardan.core.types.errors import ConfigError
 from cardan.core.types.outputs import EngineStats, Finish, Started, StepOutputs
 from cardan.core.types.request import EngineRequest, FinishReason
 from cardan.core.types.step import ModelRunnerOutput, SchedulerOutput
@@ -35,6 +36,7 @@ class Scheduler:
         max_model_len: int,
         max_step_tokens: int,
     ) -> None:
+        _check_chunking(config, max_model_len, max_step_tokens)
         self._config = config
         self._cache = cache
         self._intake = intake
@@ -175,7 +177,11 @@ class Scheduler:
             sequence = self._waiting[place]
             if self._waits_for_parent(sequence):
                 place += 1
-            elif not (self._try_start(step, sequence) or self._preempt_for(step, sequence)):
+            elif not (
+                # Those passed over, ``place`` of them, will need a row each.
+                (self._table.num_free > place and self._try_start(step, sequence))
+                or self._preempt_for(step, sequence)
+            ):
                 return
 
     def _waits_for_parent(self, sequence: Sequence) -> bool:
@@ -198,9 +204,7 @@ class Scheduler:
         return True
 
     def _try_start(self, step: StepBuilder, sequence: Sequence) -> bool:
-        """Move a waiting sequence into a row if row, budget and blocks allow."""
-        if not self._table.num_free:
-            return False
+        """Move a waiting sequence into a free row if budget and blocks allow."""
         start = self._fork_parent(step, sequence)
         if start is None:
             start = self._attach_prefix(sequence)
@@ -292,3 +296,20 @@ class Scheduler:
             self._waiting.remove(sequence)
         self._cache.free(sequence.blocks, forget=finish.kind == "failed")
         self._outputs.finished[sequence.key] = finish
+
+
+def _check_chunking(config: SchedulerConfig, max_model_len: int, max_step_tokens: int) -> None:
+    """Without chunks every prompt, also one that returns after a preemption, must fit a step."""
+    if config.enable_chunked_prefill:
+        return
+    if max_step_tokens < max_model_len:
+        raise ConfigError(
+            f"without chunked prefill a step must hold the longest prompt, it holds "
+            f"{max_step_tokens} tokens. Remedies: scheduler.max_num_batched_tokens of at least "
+            f"{max_model_len}, a smaller --max-model-len, or chunked prefill"
+        )
+    if config.long_prefill_token_threshold:
+        raise ConfigError(
+            "scheduler.long_prefill_token_threshold splits prompts and needs chunked prefill. "
+            "Remedies: set it to 0, or enable chunked prefill"
+        )

@@ -38,7 +38,9 @@ class KVCacheSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        content = (self.k_head_dim + self.v_head_dim) * DTYPE_BYTES[self.dtype]
+        # Keys and values lie in equal places; a latent cache (no values) has only one.
+        places = 2 if self.v_head_dim else 1
+        content = places * max(self.k_head_dim, self.v_head_dim) * DTYPE_BYTES[self.dtype]
         return self.num_kv_heads * (content + self.scale_bytes)
 
     @property
