@@ -366,3 +366,29 @@ def test_everything_ends_when_the_engine_gives_up():
     assert len(sim.finished) == 8
     assert sim.cache.num_used == 0
     sim.run()
+
+
+def test_the_tokens_of_a_preempted_row_return_to_the_budget():
+    sim = Sim(policy="priority", max_num_seqs=1, budget=8, long_prefill_token_threshold=6)
+    sim.add(endless(0, 40, 2, priority=1))
+    sim.step()
+    sim.add(endless(11, 20, 2, priority=0))
+    plan = sim.step()
+    assert (plan.keys.tolist(), plan.num_tokens) == ([11], 6)
+    sim.run()
+    sim.check_answers()
+
+
+def test_a_step_that_lacks_blocks_admits_nobody():
+    sim = Sim(num_blocks=9, block_size=2, max_num_seqs=3, prefix_caching=False)
+    for number in range(6):
+        sim.add(endless(number, 4, 8))
+    before = 0
+    while sim.scheduler.num_live:
+        plan = sim.step()
+        if sim.totals["num_preemptions"] > before:
+            assert not plan.new_rows
+        before = sim.totals["num_preemptions"]
+    assert before
+    sim.run()
+    sim.check_answers()

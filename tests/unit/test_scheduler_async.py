@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from scheduler_helpers import EOS, VOCAB, Sim, make_request, reference
+from scheduler_device import EOS, VOCAB, reference
+from scheduler_helpers import Sim, make_request
 
 from cardan.core.types.request import FinishReason
 

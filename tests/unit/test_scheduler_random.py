@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scheduler_helpers import EOS, VOCAB, Sim, make_request
+from scheduler_device import EOS, VOCAB
+from scheduler_helpers import Sim, make_request
 
 from cardan.core.types.errors import QueueFullError
 from cardan.core.types.request import MediaSpan

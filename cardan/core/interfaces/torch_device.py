@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,7 +78,7 @@ class TorchMemoryAllocator(MemoryAllocator):
         if needed > available:
             raise OutOfMemoryError(_does_not_fit(needed, available, num_blocks))
         try:
-            tensor = torch.zeros(shape, dtype=dtype, device=self._device)
+            tensor = _zeros(shape, dtype, self._device)
         except (RuntimeError, MemoryError) as error:
             raise OutOfMemoryError(_does_not_fit(needed, available, num_blocks)) from error
         pool = TorchKVPool(group, layout, tensor)
@@ -122,6 +123,14 @@ class TorchMemoryAllocator(MemoryAllocator):
         the host, where they count only when they are written."""
         pools = 0 if self._device.type == "cpu" else sum(p.num_bytes for _, p in self._pools)
         return pools + sum(self._others.values())
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on the host their pages are mapped when they are first written, not now."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = torch.Size(shape).numel() * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
 
 
 class TorchDevice(Device):
