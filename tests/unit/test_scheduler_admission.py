@@ -243,13 +243,15 @@ def test_a_stream_of_short_requests_does_not_starve_a_long_one():
 
 @pytest.mark.parametrize("threshold", [0, 3])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_answers_go_on_while_a_long_prompt_is_read(threshold, depth):
-    sim = Sim(budget=8, depth=depth, num_blocks=65, long_prefill_token_threshold=threshold)
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_answers_go_on_while_a_long_prompt_is_read(threshold, depth, policy):
+    """Even if the prompt is more urgent than the answers."""
+    sim = Sim(budget=8, depth=depth, policy=policy, long_prefill_token_threshold=threshold)
     for number in range(3):
-        sim.add(endless(10 * number, 2, 30))
+        sim.add(endless(10 * number, 2, 30, priority=1))
     sim.step()
     sim.step()
-    sim.add(endless(100, 50, 2))
+    sim.add(endless(100, 50, 2, priority=0))
     while not sim.tokens[100]:
         plan = sim.step()
         assert {0, 10, 20} <= set(plan.keys.tolist())
