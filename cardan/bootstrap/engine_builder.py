@@ -261,12 +261,6 @@ class _Builder:
     ) -> EngineParts:
         config = self._config
         scheduling = config.scheduler
-        if not scheduling.enable_chunked_prefill and length > scheduling.max_num_batched_tokens:
-            raise ConfigError(
-                f"without chunked prefill scheduler.max_num_batched_tokens "
-                f"({scheduling.max_num_batched_tokens}) must hold the longest prompt ({length} "
-                "tokens): raise it, or lower --max-model-len"
-            )
         cache = KVCacheManager(kv, config.cache.enable_prefix_caching)
         policy = self._discovery.load(POLICIES, scheduling.policy)()
         intake = Intake(

@@ -8,6 +8,7 @@ import pytest
 from engine_probe import assert_idle
 
 from cardan import LLM, ConfigError, EngineDeadError, InputError, SamplingParams
+from cardan.core.types.errors import RequestFailedError
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -111,3 +112,31 @@ def test_closing_gives_the_memory_back() -> None:
         # The weights alone are 538 MB in float32.
         assert opened - rss[-1] > 400 << 20
     assert rss[-1] - rss[0] < 50 << 20
+
+
+def test_a_chunk_that_is_not_a_number_fails_alone_and_is_never_shared() -> None:
+    """The model's hidden states turn NaN wherever one marked token is computed."""
+    marked = 1234
+    prompt = [5] * 20 + [marked] + [6] * 40
+    with LLM("demo", **COMMON, block_size=8, max_num_batched_tokens=16) as llm:
+        model = llm._client._loop._engine._executor._model
+        forward = model.forward
+
+        def broken(token_ids, step):
+            hidden = forward(token_ids, step).clone()
+            hidden[token_ids == marked] = float("nan")
+            return hidden
+
+        model.forward = broken
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        with pytest.raises(RequestFailedError, match="NaN"):
+            llm.generate([prompt], params)
+        assert_idle(llm)
+        # Nothing that the failed request held can be found, be it sound or not.
+        [after] = llm.generate([prompt[:20] + [7] * 20], params)
+        assert after.num_cached_tokens == 0
+        model.forward = forward
+        [healed] = llm.generate([prompt], params)
+        assert healed.num_cached_tokens == 16
+        assert len(healed.outputs[0].token_ids) == 3
+        assert_idle(llm)

@@ -184,3 +184,48 @@ def test_several_tokens_a_step_stop_where_they_should():
     assert sim.finished[10].reason is FinishReason.STOP
     assert sim.finished[10].stop_token_id == VOCAB
     assert sim.cache.num_used == 0
+
+
+def test_a_corrupt_chunk_fails_its_request_before_anybody_shares_it():
+    """A chunk that is not the last of its prompt yields no token that could tell."""
+    sim = Sim(budget=4)
+    sim.add(endless(0))
+    plan = sim.scheduler.schedule()
+    assert plan.num_tokens == 4
+    assert not plan.samples.any()
+    result = sim.device.execute(plan)
+    result.corrupt = np.array([True])
+    sim.scheduler.update(plan, result)
+    sim.collect()
+    assert sim.finished[0].kind == "failed"
+    assert sim.cache.num_cached == 0
+    other = endless(20)
+    sim.add(other)
+    sim.run()
+    assert sim.tokens[20] == reference(other)[0]
+    assert sim.started[20].num_cached_tokens == 0
+
+
+def test_a_corrupt_row_that_samples_gives_no_token_and_harms_no_other_row():
+    sim = Sim()
+    other = endless(10, [3, 2, 1])
+    sim.add(endless(0))
+    sim.add(other)
+    plan = sim.scheduler.schedule()
+    result = sim.device.execute(plan)
+    result.corrupt = plan.keys == 0
+    sim.scheduler.update(plan, result)
+    sim.collect()
+    assert sim.finished[0].kind == "failed"
+    assert not sim.tokens[0]
+    sim.run()
+    assert sim.tokens[10] == reference(other)[0]
+
+
+def test_rows_that_cannot_grow_keep_no_blocks_from_others():
+    """Eight requests of one block each run together in a pool of eight."""
+    sim = Sim(num_blocks=9)
+    for number in range(8):
+        sim.add(endless(10 * number, [number + 4], 3))
+    sim.step()
+    assert sim.scheduler.take_outputs().stats.num_running == 8

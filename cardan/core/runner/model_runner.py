@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from cardan.core.interfaces.attention import AttentionBackend
-from cardan.core.interfaces.device import Device
+from cardan.core.interfaces.device import Device, Event
 from cardan.core.interfaces.executor import TokenMask
 from cardan.core.interfaces.memory import KVPool
 from cardan.core.interfaces.model import CausalLM, LayerCache, StepContext
@@ -84,9 +84,12 @@ class ModelRunner:
         self._hidden = self._inputs = None
         if hidden is None or inputs is None:
             return DeviceStepHandle(None, {})
+        corrupt = _corrupt_rows(plan, hidden, inputs)
         prompt_logprobs = self._prompt_logprobs(plan, hidden)
         if not plan.samples.any():
-            return DeviceStepHandle(None, prompt_logprobs)
+            return DeviceStepHandle(
+                None, prompt_logprobs, self._event(), corrupt, num_rows=len(plan.rows)
+            )
         logits = self._model.compute_logits(hidden.index_select(0, inputs.logit_places))
         rows = plan.rows[plan.samples].astype(np.int64)
         lengths = (plan.num_computed_tokens + plan.num_scheduled_tokens)[plan.samples]
@@ -97,8 +100,12 @@ class ModelRunner:
         where = torch.from_numpy(lengths.astype(np.int64)).to(device, non_blocking=True)
         places = torch.from_numpy(rows).to(device, non_blocking=True)
         self._states.token_ids[places, where] = result.token_ids.to(torch.int32)
-        event = self._device.event() if self._device.capabilities.async_depth else None
-        return DeviceStepHandle(result, prompt_logprobs, event)
+        return DeviceStepHandle(
+            result, prompt_logprobs, self._event(), corrupt, num_rows=len(plan.rows)
+        )
+
+    def _event(self) -> Event | None:
+        return self._device.event() if self._device.capabilities.async_depth else None
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:
         self._states.remove(plan.freed_rows)
@@ -151,3 +158,20 @@ class ModelRunner:
             logprobs=np.concatenate([part.logprobs for part in parts]),
             ranks=np.concatenate([part.ranks for part in parts]),
         )
+
+
+def _corrupt_rows(
+    plan: SchedulerOutput, hidden: torch.Tensor, inputs: StepInputs
+) -> torch.Tensor | None:
+    """[R] bool: rows with a token whose hidden state is not finite.
+
+    Every token attends to itself, so bad keys or values of a token show in its own hidden state.
+    None where each row computed one token and gives its logits: the sampler looks at those.
+    """
+    if len(plan.rows) == plan.num_tokens and plan.samples.all():
+        return None
+    bad = ~hidden.isfinite().all(-1)
+    bad[plan.num_tokens :] = False
+    view = inputs.views[0]
+    counts = bad.new_zeros(view.num_rows, dtype=torch.int32)
+    return counts.index_add_(0, view.token_rows, bad.to(torch.int32)) > 0

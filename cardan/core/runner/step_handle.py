@@ -8,7 +8,7 @@ import torch
 from cardan.core.interfaces.device import Event
 from cardan.core.interfaces.executor import StepHandle
 from cardan.core.sampling.sampler import SampleResult
-from cardan.core.types.step import LogprobsArrays, ModelRunnerOutput
+from cardan.core.types.step import Bool, LogprobsArrays, ModelRunnerOutput
 
 
 @dataclass(slots=True)
@@ -18,6 +18,9 @@ class DeviceStepHandle(StepHandle):
     sampled: SampleResult | None
     prompt_logprobs: dict[int, LogprobsArrays]
     event: Event | None = None
+    # [R] bool, padding included; None where every computed token gave logits.
+    corrupt: torch.Tensor | None = None
+    num_rows: int = 0
 
     def done(self) -> bool:
         return self.event is None or self.event.query()
@@ -31,6 +34,7 @@ class DeviceStepHandle(StepHandle):
                 num_sampled=np.zeros(0, np.int32),
                 failed=np.zeros(0, np.bool_),
                 prompt_logprobs=self.prompt_logprobs,
+                corrupt=self._corrupt_rows(),
             )
         token_ids = self.sampled.token_ids.to("cpu", torch.int32).numpy()
         failed = self.sampled.failed.cpu().numpy()
@@ -41,4 +45,11 @@ class DeviceStepHandle(StepHandle):
             failures=self.sampled.failure_reasons() if failed.any() else {},
             logprobs=self.sampled.logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            corrupt=self._corrupt_rows(),
         )
+
+    def _corrupt_rows(self) -> Bool | None:
+        if self.corrupt is None:
+            return None
+        found: Bool = self.corrupt[: self.num_rows].cpu().numpy()
+        return found if found.any() else None

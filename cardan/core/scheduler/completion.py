@@ -13,6 +13,11 @@ from cardan.core.types.request import FinishReason
 from cardan.core.types.step import LogprobsArrays, ModelRunnerOutput, SchedulerOutput
 
 Rows = npt.NDArray[np.int32]
+_CORRUPT = Finish(
+    FinishReason.ERROR,
+    message="the model's hidden states hold NaN or infinity; the request cannot be continued",
+    kind="failed",
+)
 
 
 class Completion:
@@ -32,8 +37,12 @@ class Completion:
         computed = plan.num_computed_tokens + plan.num_scheduled_tokens
         rows = plan.rows[plan.samples]
         counted = alive[plan.samples] & ~result.failed
+        if result.corrupt is not None:
+            counted &= ~result.corrupt[plan.samples]
         self._add_prompt_logprobs(plan, alive, result, outputs)
         failing = np.flatnonzero(alive[plan.samples] & result.failed)
+        # Found out in the chunk that holds it, before anybody can share what the chunk wrote.
+        corrupt = self._corrupt(plan, alive, result)
         table.num_pending[rows[alive[plan.samples]]] -= 1
         ended: list[tuple[int, Finish]] = []
         for column in range(result.token_ids.shape[1]):
@@ -42,12 +51,22 @@ class Completion:
             use[np.isin(rows, [row for row, _finish in ended])] = False
             if use.any():
                 ended += self._append(rows, use, result, column, outputs)
-        self._register(plan.rows[alive], computed[alive], rows[failing])
-        scored = alive & ~plan.samples
+        unsound = np.concatenate([rows[failing], corrupt])
+        self._register(plan.rows[alive], computed[alive], unsound)
+        scored = alive & ~plan.samples & ~np.isin(plan.rows, corrupt)
         ended += self._prompt_only(plan.rows[scored], computed[scored])
         ended += [(int(rows[place]), _failure(result, int(place))) for place in failing]
+        ended += [(int(row), _CORRUPT) for row in corrupt if row not in rows[failing]]
         # Rows are looked up before any of them is released.
         return iter([(table.sequence(row), finish) for row, finish in ended])
+
+    @staticmethod
+    def _corrupt(
+        plan: SchedulerOutput, alive: npt.NDArray[np.bool_], result: ModelRunnerOutput
+    ) -> Rows:
+        if result.corrupt is None:
+            return plan.rows[:0]
+        return plan.rows[alive & result.corrupt]
 
     def _append(
         self,

@@ -95,6 +95,10 @@ class RowTable:
         need: npt.NDArray[np.int32] = np.minimum(known, self.limit[rows] - 1)
         return need - self.num_computed[rows]
 
+    def num_growing(self, rows: npt.NDArray[np.int32]) -> int:
+        """How many of ``rows`` may yet need more blocks than they have."""
+        return int((self.limit[rows] - 1 > self.capacity[rows]).sum())
+
     def stops(
         self, rows: npt.NDArray[np.int32], token_ids: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.bool_]:

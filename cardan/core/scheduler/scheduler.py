@@ -260,9 +260,10 @@ class Scheduler:
             prefix = cache.find_cached(sequence.blocks, wanted)
             num_hit, num_hit_free = prefix.num_blocks, prefix.num_free
         missing = cache.blocks_for(sequence.num_to_compute) - num_hit
-        # One block for each running row keeps an admission from causing a preemption at once.
-        reserve = len(self._running)
-        if missing + num_hit_free + reserve > cache.num_free and reserve:
+        # One block for each row that can still grow keeps an admission from causing a
+        # preemption at once. Alone, a sequence always starts.
+        reserve = self._table.num_growing(self._running.rows)
+        if len(self._running) and missing + num_hit_free + reserve > cache.num_free:
             return None
         if prefix is not None:
             cache.attach(sequence.blocks, prefix)

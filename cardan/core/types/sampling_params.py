@@ -13,6 +13,7 @@ MAX_N = 1024
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 4096
 MAX_BAD_WORDS = 1024
+MAX_STOP_TOKEN_IDS = 256
 
 
 class OutputKind(StrEnum):
@@ -210,6 +211,9 @@ class SamplingParams:
             )
         if any(len(text) > MAX_STOP_LENGTH for text in self.stop):
             raise InputError(f"a stop string is longer than {MAX_STOP_LENGTH} characters", "stop")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            message = f"stop_token_ids holds more than {MAX_STOP_TOKEN_IDS} ids"
+            raise InputError(message, "stop_token_ids")
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise InputError(f"bad_words holds more than {MAX_BAD_WORDS} entries", "bad_words")
         if self.stop and not self.detokenize:

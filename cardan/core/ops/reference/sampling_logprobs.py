@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
-from cardan.core.ops.reference.sampling_blocks import candidates, ranked
+from cardan.core.ops.reference.sampling_blocks import block_sums, candidates, ranked
+
+# Short enough that one thread sums a block, and one the sums of blocks.
+_SUM_BLOCK = 256
 
 
 def token_logprobs(
@@ -21,7 +24,7 @@ def token_logprobs(
         ``top_logprobs`` [N, k]; ``logprob`` [N] of ``token_ids``; ``rank`` [N] int64 of
         ``token_ids``, 1 plus the number of strictly likelier tokens.
     """
-    normaliser = logits.logsumexp(-1, keepdim=True)
+    normaliser = _log_sum_exp(logits)
     chosen = logits.gather(1, token_ids[:, None])
     rank = (logits > chosen).sum(-1) + 1
     if k == 0:
@@ -30,3 +33,11 @@ def token_logprobs(
         top_ids = ranked(*candidates(logits, k), k)
     top_logprobs = logits.gather(1, top_ids) - normaliser
     return top_ids, top_logprobs, (chosen - normaliser)[:, 0], rank
+
+
+def _log_sum_exp(logits: Tensor) -> Tensor:
+    """[N, V] -> [N, 1], by blocks: a lone row is summed in the same order as one of many."""
+    largest = logits.amax(-1, keepdim=True)
+    shift = torch.where(largest.isfinite(), largest, 0.0)
+    sums = block_sums((logits - shift).exp_(), _SUM_BLOCK, logits.dtype)
+    return sums.sum(-1, keepdim=True).log() + shift
