@@ -13,7 +13,8 @@ from cardan.core.config.engine import EngineConfig
 from cardan.core.discovery import Discovery
 from cardan.core.engine.async_engine import AsyncEngine
 from cardan.core.engine.client import EngineClient, EngineParts, InProcessClient
-from cardan.core.engine.process_client import ProcessClient
+from cardan.core.engine.engine_child import EngineChild
+from cardan.core.engine.supervised_client import RestartPolicy, SupervisedClient
 from cardan.core.platform_selection import installed_platforms, select_platform
 from cardan.core.text import ChatTemplate, Tokenizer
 from cardan.core.text.preprocess import Preprocessor
@@ -29,9 +30,12 @@ class OpenedClient:
 
 
 def open_client(
-    config: EngineConfig, *, in_process: bool, step_timeout: float = 60.0
+    config: EngineConfig, *, in_process: bool, step_timeout: float = 60.0, max_restarts: int = 0
 ) -> OpenedClient:
     """Start an engine and, while it loads, read its tokenizer. Blocks until it is ready.
+
+    In a process of its own it may be replaced ``max_restarts`` times within ten minutes when it
+    dies or finishes no step for ``step_timeout`` seconds.
 
     Raises:
         CardanError: with the cause and the remedy; nothing is left running.
@@ -45,11 +49,8 @@ def open_client(
         if in_process:
             client = InProcessClient(lambda: _build(config), step_timeout)
         else:
-            client = ProcessClient(
-                [sys.executable, "-m", "cardan.bootstrap.engine_main"],
-                msgspec.msgpack.encode(config),
-                _child_env(config),
-                step_timeout,
+            client = SupervisedClient(
+                lambda: _spawn(config), step_timeout, RestartPolicy(max_restarts)
             )
     try:
         tokenizer = text.result()
@@ -63,11 +64,15 @@ def open_client(
 
 
 async def open_async_engine(
-    config: EngineConfig, *, in_process: bool, step_timeout: float = 60.0
+    config: EngineConfig, *, in_process: bool, step_timeout: float = 60.0, max_restarts: int = 0
 ) -> AsyncEngine:
     """Start an engine for the running event loop; see ``open_client``."""
     opened = await asyncio.to_thread(
-        open_client, config, in_process=in_process, step_timeout=step_timeout
+        open_client,
+        config,
+        in_process=in_process,
+        step_timeout=step_timeout,
+        max_restarts=max_restarts,
     )
     return AsyncEngine(opened.client, opened.tokenizer, opened.preprocessor)
 
@@ -77,6 +82,14 @@ def _build(config: EngineConfig) -> EngineParts:
     from cardan.bootstrap.engine_builder import build_engine
 
     return build_engine(config)
+
+
+def _spawn(config: EngineConfig) -> EngineChild:
+    return EngineChild(
+        [sys.executable, "-m", "cardan.bootstrap.engine_main"],
+        msgspec.msgpack.encode(config),
+        _child_env(config),
+    )
 
 
 def _child_env(config: EngineConfig) -> Mapping[str, str]:

@@ -20,4 +20,11 @@ class Engine(ServingEngine, Protocol):
 class OpenEngine(Protocol):
     """``cardan.bootstrap.open_async_engine``."""
 
-    def __call__(self, config: EngineConfig, *, in_process: bool) -> Awaitable[Engine]: ...
+    def __call__(
+        self,
+        config: EngineConfig,
+        *,
+        in_process: bool,
+        step_timeout: float = ...,
+        max_restarts: int = ...,
+    ) -> Awaitable[Engine]: ...

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cardan.cli.conformance import conformance
 from cardan.cli.console import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
@@ -42,6 +43,7 @@ app.command(name="run")(with_options(EngineOptions)(run))
 app.command(name="serve")(with_options(ServerOptions)(serve))
 app.command(name="platforms")(platforms)
 app.command(name="doctor")(doctor)
+app.command(name="conformance")(conformance)
 
 
 def _show_version(value: bool) -> None:

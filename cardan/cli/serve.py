@@ -32,7 +32,12 @@ def serve(options: ServerOptions) -> int:
 async def _serve(config: EngineConfig, edge: ServerConfig, sock: "socket.socket") -> None:
     from cardan.server.run import serve as serve_http
 
-    engine = await import_bootstrap()(config, in_process=False)
+    engine = await import_bootstrap()(
+        config,
+        in_process=False,
+        step_timeout=edge.step_timeout,
+        max_restarts=edge.max_engine_restarts,
+    )
     try:
         await serve_http(engine, edge, sock)
     finally:

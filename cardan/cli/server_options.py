@@ -44,11 +44,34 @@ class ServerOptions(EngineOptions):
             help="Seconds that running requests get on a stop signal. Default: 30.",
         ),
     ] = None
+    step_timeout: Annotated[
+        float | None,
+        option(
+            "--step-timeout",
+            min=1.0,
+            help="Seconds without a finished step after which the engine is replaced. Default: 60.",
+        ),
+    ] = None
+    max_engine_restarts: Annotated[
+        int | None,
+        option(
+            "--max-engine-restarts",
+            min=0,
+            help="How often in ten minutes a dead or stuck engine is replaced. Default: 3.",
+        ),
+    ] = None
     enable_log_requests: Annotated[
         bool | None,
         option(
             "--enable-log-requests/--no-enable-log-requests",
             help="Log each request's id, sizes and settings, never its text.",
+        ),
+    ] = None
+    enable_page: Annotated[
+        bool | None,
+        option(
+            "--enable-page/--disable-page",
+            help="The page at /: chat, live view, traces of requests. Default: enabled.",
         ),
     ] = None
     root_path: Annotated[str | None, option("--root-path", help="Path prefix behind a proxy.")] = (
@@ -67,6 +90,9 @@ def server_config(options: ServerOptions) -> ServerConfig:
         served_model_names=tuple(options.served_model_name or ()),
         allowed_origins=tuple(options.allowed_origins or ()),
         shutdown_timeout=options.shutdown_timeout,
+        step_timeout=options.step_timeout,
+        max_engine_restarts=options.max_engine_restarts,
         enable_log_requests=options.enable_log_requests,
         root_path=options.root_path,
+        enable_page=options.enable_page,
     )

@@ -40,6 +40,7 @@ class ServerMetrics(Collector):
         self.requests = Counter("request_success", "Requests that ended.", "finished_reason")
         self.rejections = Counter("admission_rejections", "Requests turned away, queue full.")
         self._preemptions = Counter("num_preemptions", "Requests preempted.")
+        self._restarts = Counter("engine_restarts", "Engines that replaced a dead or stuck one.")
         self._prefix_queries = Counter("prefix_cache_queries", "Tokens looked up in the cache.")
         self._prefix_hits = Counter("prefix_cache_hits", "Tokens found in the cache.")
 
@@ -136,8 +137,11 @@ class ServerMetrics(Collector):
         yield from gauges(
             "kv_cache_usage_perc", "KV blocks in use, 0 to 1.", stats.kv_usage, labels
         )
-        age = self._engine.health().last_step_age
-        yield from gauges("last_step_age_seconds", "Since the last step.", age, labels)
+        health = self._engine.health()
+        yield from gauges(
+            "last_step_age_seconds", "Since the last step.", health.last_step_age, labels
+        )
+        self._restarts.raise_to(health.num_restarts)
         yield from self._info()
         for metric in vars(self).values():
             if isinstance(metric, Counter | Histogram):

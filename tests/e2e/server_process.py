@@ -54,9 +54,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(log: Path, *arguments: str, patience: float = 60.0) -> Iterator[Server]:
+def serving(
+    log: Path, *arguments: str, model: str | Path = "demo", patience: float = 60.0
+) -> Iterator[Server]:
     port = free_port()
-    command = [sys.executable, "-m", "cardan", "serve", "demo", "--port", str(port), *arguments]
+    command = [sys.executable, "-m", "cardan", "serve", str(model), "--port", str(port), *arguments]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
     server = Server(process, f"http://127.0.0.1:{port}", log)

@@ -131,10 +131,12 @@ def test_stuck_engine_turns_health_and_recovers(server: Server) -> None:
     _wait_for_health(server, 200, 10)
 
 
-def test_dead_engine_ends_streams_and_turns_health(tmp_path: Path) -> None:
-    with serving(tmp_path / "log", *ARGUMENTS) as server:
+def test_a_dead_engine_ends_streams_and_is_replaced(tmp_path: Path, greedy_truth) -> None:
+    ids, expected = greedy_truth[0]
+    body = {**LONG, "model": "demo", "stream": True}
+    with serving(tmp_path / "log", *ARGUMENTS, "--max-engine-restarts", "1") as server:
+        first = server.engine.pid
         lines: list[str] = []
-        body = {**LONG, "model": "demo", "stream": True}
         with httpx.stream(
             "POST", server.url + "/v1/completions", json=body, timeout=30
         ) as response:
@@ -147,6 +149,21 @@ def test_dead_engine_ends_streams_and_turns_health(tmp_path: Path) -> None:
         _wait_for_health(server, 503, 5)
         answer = httpx.post(server.url + "/v1/completions", json={"prompt": "x"}, timeout=10)
         assert answer.status_code == 503
+        assert "restarted, because the engine process was ended by SIGKILL" in answer.text
+        assert answer.headers["Retry-After"]
+
+        _wait_for_health(server, 200, 60)
+        assert server.engine.pid != first
+        assert server.metric("cardan:engine_restarts_total") == 1
+        server.wait_idle()
+        fields = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+        body = {"prompt": ids, **fields, "return_token_ids": True}
+        answer = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+        assert answer.json()["choices"][0]["token_ids"] == expected
+
+        server.engine.kill()
+        _wait_for_health(server, 503, 5)
+        assert "not started again after 1 restarts" in server.get("/health").text
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -16,11 +16,14 @@ class ServerConfig:
             the model's own name.
         allowed_origins: origins that browsers may call from (CORS); empty: none.
         shutdown_timeout: seconds that running requests get to finish on a stop signal.
-        step_timeout: seconds without progress after which the engine counts as stuck.
+        step_timeout: seconds without progress after which the engine counts as stuck and is
+            replaced.
+        max_engine_restarts: how often within ten minutes a dead or stuck engine is replaced.
         enable_log_requests: log each request's id, sizes and settings (never its text).
         root_path: path prefix when behind a proxy.
         max_body_bytes: largest request body accepted, bytes.
         response_role: role of the answering chat message.
+        enable_page: serve the page at ``/`` and the live numbers and traces that it shows.
     """
 
     host: str = "127.0.0.1"
@@ -31,7 +34,9 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = ()
     shutdown_timeout: float = 30.0
     step_timeout: float = 60.0
+    max_engine_restarts: int = 3
     enable_log_requests: bool = False
     root_path: str = ""
     max_body_bytes: int = 64 * 1024 * 1024
     response_role: str = "assistant"
+    enable_page: bool = True

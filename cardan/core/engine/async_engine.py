@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 
 from cardan.core.engine.client import EngineClient
 from cardan.core.engine.frontend import Frontend
+from cardan.core.engine.trace_book import TraceBook
 from cardan.core.text.postprocess import RequestState
 from cardan.core.text.preprocess import Preprocessor
 from cardan.core.text.tokenizer import Tokenizer
-from cardan.core.types.engine_info import EngineHealth
+from cardan.core.types.engine_info import EngineHealth, EngineInfo
 from cardan.core.types.errors import EngineDeadError, InputError
 from cardan.core.types.outputs import EngineStats, RequestOutput, StepOutputs
 from cardan.core.types.prompt import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -38,8 +39,8 @@ class AsyncEngine:
     def __init__(
         self, client: EngineClient, tokenizer: Tokenizer, preprocessor: Preprocessor
     ) -> None:
-        self.info = client.info
         self.tokenizer = tokenizer
+        self.traces = TraceBook()
         self._client = client
         self._preprocessor = preprocessor
         self._frontend = Frontend(tokenizer)
@@ -49,6 +50,11 @@ class AsyncEngine:
         client.connect(self)
 
     # -- what an API edge uses -----------------------------------------------------------------
+
+    @property
+    def info(self) -> EngineInfo:
+        """Of the engine at hand; one that replaced another has a process id of its own."""
+        return self._client.info
 
     async def encode(self, prompt: Prompt, params: SamplingParams | None = None) -> list[int]:
         """Token ids of a prompt; see ``Preprocessor.encode``."""
@@ -83,10 +89,14 @@ class AsyncEngine:
         state = self._frontend.open(request, text)
         event = self._events[request.key] = asyncio.Event()
         self._request_ids[request_id] = state
+        self.traces.open(request)
         try:
             self._client.submit(request)
             async for output in self._outputs(state, event):
                 yield output
+        except EngineDeadError as error:
+            state.error = error
+            raise
         finally:
             self._close(state)
 
@@ -124,8 +134,11 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(self._fail_all, reason)
 
     def _apply(self, outputs: StepOutputs) -> None:
-        changes = self._frontend.apply(outputs, time.monotonic())
+        now = time.monotonic()
+        changes = self._frontend.apply(outputs, now)
+        self.traces.apply(outputs, now)
         if changes.keys_to_abort:
+            self.traces.drop(changes.keys_to_abort)
             self._client.abort(changes.keys_to_abort)
         self._wake(changes.states)
 
@@ -155,6 +168,7 @@ class AsyncEngine:
         """Forget a request, ending what the engine still computes for it."""
         del self._events[state.request.key]
         self._request_ids.pop(state.request.request_id, None)
+        self.traces.close(state, time.monotonic())
         if keys := self._frontend.drop(state):
             self._client.abort(keys)
 

@@ -49,11 +49,13 @@ class Frontend:
         return keys
 
     def fail_all(self, error: Exception) -> list[RequestState]:
-        """End every request with ``error``."""
+        """End every request with ``error``: the engine that had them is gone."""
         states = list({id(state): state for state, _sequence in self._live.values()}.values())
         for state in states:
             state.error = error
         self._live.clear()
+        for name in _GAUGES:
+            setattr(self._totals, name, type(getattr(self._totals, name))())
         return states
 
     def apply(self, outputs: StepOutputs, now: float) -> Changes:

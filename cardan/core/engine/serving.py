@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from cardan.core.engine.trace_book import TraceBook
 from cardan.core.text.tokenizer import Tokenizer
 from cardan.core.types.engine_info import EngineHealth, EngineInfo
 from cardan.core.types.outputs import EngineStats, RequestOutput
@@ -13,8 +14,11 @@ from cardan.core.types.sampling_params import SamplingParams
 class ServingEngine(Protocol):
     """Generation for many callers on one event loop."""
 
-    info: EngineInfo
     tokenizer: Tokenizer
+    traces: TraceBook
+
+    @property
+    def info(self) -> EngineInfo: ...
 
     async def encode(self, prompt: Prompt, params: SamplingParams | None = None) -> list[int]:
         """Token ids of a prompt: templated, tokenized (off the loop when long), truncated as

@@ -38,11 +38,12 @@ EngineState = Literal["starting", "ready", "draining", "stuck", "dead"]
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """``reason`` says why an engine is neither starting nor ready."""
+    """``reason`` says why an engine is not ready, ``num_restarts`` how often it was replaced."""
 
     state: EngineState
     reason: str = ""
     last_step_age: float = 0.0
+    num_restarts: int = 0
 
     @property
     def is_serving(self) -> bool:
