@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from cardan.core.runtime import Runtime
 from cardan.core.scheduler.intake import Intake
 from cardan.core.scheduler.scheduler import Scheduler
 from cardan.core.types.engine_info import EngineInfo
+from cardan.core.types.errors import InputError
 from cardan.core.types.kv import KVCacheConfig
 from cardan.core.types.model import ModelSummary
 from cardan.core.types.outputs import EngineStats
@@ -155,6 +157,8 @@ class _Builder:
         shapes = self._platform.shapes(summary, self._info)
         self._processors = self._load_processors(summary)
         executor = self._executor(summary, shapes)
+        if "logits_processors" not in executor.features:
+            self._leave_out_processors()
         report = executor.load(summary, self._open_weights)
         for name, seconds in report.seconds.items():
             self._phases.add(name, seconds)
@@ -199,8 +203,16 @@ class _Builder:
                 self._warn(str(error))
         return tuple(loaded)
 
+    def _leave_out_processors(self) -> None:
+        for processor in self._processors:
+            self._warn(
+                f"logits processor {processor.name} is not used: platform "
+                f"{self._platform.name} runs whole steps without processors"
+            )
+        self._processors = ()
+
     def _executor(self, summary: ModelSummary, shapes: ShapePolicy) -> ModelExecutor:
-        own = self._platform.executor(self._device)
+        own = self._platform.executor(self._device, self._config)
         if own is not None:
             return own
         torch_device = self._device.torch_device
@@ -263,9 +275,8 @@ class _Builder:
         scheduling = config.scheduler
         cache = KVCacheManager(kv, config.cache.enable_prefix_caching)
         policy = self._discovery.load(POLICIES, scheduling.policy)()
-        intake = Intake(
-            scheduling, policy, cache, length, self._plugins.admit, self._check_extra_args
-        )
+        check = partial(self._check_params, executor.features)
+        intake = Intake(scheduling, policy, cache, length, self._plugins.admit, check)
         shapes = self._platform.shapes(summary, self._info)
         scheduler = Scheduler(scheduling, cache, intake, length, self._max_step_tokens(shapes))
         depth = scheduling.async_depth
@@ -294,8 +305,17 @@ class _Builder:
             engine, info, _StepObserver(self._plugins), cache.reset_prefix_cache, close
         )
 
-    def _check_extra_args(self, params: SamplingParams) -> str | None:
-        """Why no logits processor can honour ``params.extra_args``, or None."""
+    def _check_params(self, features: frozenset[str], params: SamplingParams) -> InputError | None:
+        """What an executor of ``features`` and the logits processors cannot honour, or None."""
+        if params.prompt_logprobs is not None and "prompt_logprobs" not in features:
+            return InputError(
+                f"platform {self._platform.name} computes no prompt_logprobs; leave them out",
+                "prompt_logprobs",
+            )
+        refusal = self._refuse_extra_args(params)
+        return None if refusal is None else InputError(refusal, "extra_args")
+
+    def _refuse_extra_args(self, params: SamplingParams) -> str | None:
         for processor in self._processors:
             if (refusal := processor.validate(params)) is not None:
                 return refusal

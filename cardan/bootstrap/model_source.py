@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cardan.bootstrap.model_sizes import check_sizes
 from cardan.core.config.model import ModelConfig
 from cardan.core.text import Tokenizer, load_tokenizer, tokenizer_from_gguf
-from cardan.core.types.errors import ConfigError
+from cardan.core.text.errors import TextError
+from cardan.core.types.errors import ConfigError, shown
 from cardan.core.weights.gguf_config import hf_config_from_gguf
 from cardan.core.weights.gguf_file import GGUFFile
 from cardan.core.weights.hf_config import load_hf_config
@@ -31,14 +33,18 @@ class ModelSource:
 
     @property
     def architecture(self) -> str:
-        names = self.config.get("architectures") or ()
-        if not names:
-            raise ConfigError(f"{self.files.name}: config.json names no architectures")
-        return str(names[0])
+        names = self.config.get("architectures")
+        if not isinstance(names, list) or not names or not isinstance(names[0], str):
+            raise ConfigError(
+                f"{self.files.name}: config.json: 'architectures' is {shown(names)}: must be a "
+                "list that starts with a name, such as LlamaForCausalLM"
+            )
+        return names[0]
 
     @property
     def generation_config(self) -> dict[str, Any]:
-        return dict(self.config.get("generation_config") or {})
+        found = self.config.get("generation_config")
+        return dict(found) if isinstance(found, Mapping) else {}
 
     @property
     def dtype(self) -> str | None:
@@ -60,7 +66,12 @@ def read_model(config: ModelConfig) -> ModelSource:
             values = hf_config_from_gguf(file)
     else:
         values = load_hf_config(files.path)
-    return ModelSource(files, {**values, **config.hf_overrides})
+    values = {**values, **config.hf_overrides}
+    try:
+        check_sizes(values)
+    except ConfigError as error:
+        raise ConfigError(f"{files.name}: {error}") from error
+    return ModelSource(files, values)
 
 
 def read_tokenizer(config: ModelConfig, source: ModelSource) -> Tokenizer:
@@ -68,7 +79,10 @@ def read_tokenizer(config: ModelConfig, source: ModelSource) -> Tokenizer:
     files = resolve_model(config.tokenizer, None) if config.tokenizer else source.files
     if files.gguf is not None:
         with GGUFFile(files.gguf) as file:
-            return tokenizer_from_gguf(file.metadata)
+            try:
+                return tokenizer_from_gguf(file.metadata)
+            except TextError as error:
+                raise TextError(f"{files.gguf}: {error}") from error
     return load_tokenizer(files.path)
 
 
@@ -90,7 +104,7 @@ def max_model_len(config: ModelConfig, source: ModelSource) -> int:
     """
     own = source.config.get("max_position_embeddings")
     wanted = config.max_model_len
-    if not isinstance(own, int):
+    if not isinstance(own, int) or isinstance(own, bool) or own < 1:
         if wanted is None:
             raise ConfigError("the model names no max_position_embeddings; set --max-model-len")
         return wanted

@@ -57,7 +57,7 @@ class Sim:
         depth=0,
         policy="fcfs",
         veto=lambda view: None,
-        check_extra_args=lambda params: None,
+        check_params=lambda params: None,
         **config,
     ):
         kv = kv_config(num_blocks, block_size, num_groups)
@@ -67,7 +67,7 @@ class Sim:
         self.cache = KVCacheManager(kv, prefix_caching)
         policies = {"fcfs": FirstComePolicy, "priority": PriorityPolicy}
         self.policy = policies[policy]() if isinstance(policy, str) else policy
-        intake = Intake(self.config, self.policy, self.cache, max_model_len, veto, check_extra_args)
+        intake = Intake(self.config, self.policy, self.cache, max_model_len, veto, check_params)
         self.scheduler = Scheduler(self.config, self.cache, intake, max_model_len, budget)
         self.device = FakeDevice(num_groups, num_blocks, block_size, self.config.max_num_seqs)
         self.budget, self.depth = budget, depth

@@ -128,9 +128,9 @@ def test_vetoes_and_unknown_arguments_are_invalid():
         return "no adapters on Sundays" if view.adapter else None
 
     def check(params):
-        return "no such argument" if params.n == 2 else None
+        return InputError("no such argument", "extra_args") if params.n == 2 else None
 
-    sim = Sim(veto=veto, check_extra_args=check)
+    sim = Sim(veto=veto, check_params=check)
     with pytest.raises(InputError, match="Sundays"):
         sim.scheduler.add(endless(0, adapter="a"))
     with pytest.raises(InputError, match="no such argument") as caught:

@@ -98,8 +98,12 @@ class Platform(ABC):
         """(optional) Attention backends, preferred ones first. Default: the reference alone."""
         return ()
 
-    def executor(self, device: Device) -> "ModelExecutor | None":
-        """(optional) An executor that runs whole steps itself. Default: the core's runner."""
+    def executor(self, device: Device, config: ConfigView) -> "ModelExecutor | None":
+        """(optional) An executor that runs whole steps itself. Default: the core's runner.
+
+        It honours ``cache.block_size``, ``scheduler.max_num_seqs`` (rows) and
+        ``scheduler.max_num_batched_tokens`` of ``config``.
+        """
         return None
 
     def doctor(self, device: DeviceInfo) -> Mapping[str, str]:

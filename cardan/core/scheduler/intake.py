@@ -17,7 +17,7 @@ from cardan.core.types.request import EngineRequest
 from cardan.core.types.sampling_params import SamplingParams
 
 Veto = Callable[[RequestView], str | None]
-ParamsCheck = Callable[[SamplingParams], str | None]
+ParamsCheck = Callable[[SamplingParams], InputError | None]
 
 
 class Intake:
@@ -30,15 +30,16 @@ class Intake:
         cache: KVCacheManager,
         max_model_len: int,
         veto: Veto,
-        check_extra_args: ParamsCheck,
+        check_params: ParamsCheck,
     ) -> None:
-        """``veto`` and ``check_extra_args`` return a reason to refuse a request, or None."""
+        """``veto`` returns a reason to refuse a request, ``check_params`` the refusal itself; both
+        return None where there is nothing to say against it."""
         self._config = config
         self._policy = policy
         self._cache = cache
         self._max_model_len = max_model_len
         self._veto = veto
-        self._check_extra_args = check_extra_args
+        self._check_params = check_params
         self._arrivals = itertools.count()
 
     def accept(
@@ -51,9 +52,9 @@ class Intake:
             QueueFullError: a cap is reached, or the policy refuses it for now.
         """
         self._check_size(request)
-        refusal = self._check_extra_args(request.params)
-        if refusal is not None:
-            raise InputError(refusal, "extra_args")
+        objection = self._check_params(request.params)
+        if objection is not None:
+            raise objection
         arrival = next(self._arrivals)
         view = RequestView(
             request_id=request.request_id,

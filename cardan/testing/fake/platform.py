@@ -9,7 +9,7 @@ from cardan.core.interfaces.device import Device
 from cardan.core.interfaces.errors import UnsupportedError
 from cardan.core.interfaces.graphs import ShapePolicy
 from cardan.core.interfaces.kernels import Provider
-from cardan.core.interfaces.platform import Platform, Probe, Role
+from cardan.core.interfaces.platform import ConfigView, Platform, Probe, Role
 from cardan.core.types.model import ModelSummary
 from cardan.testing.fake.settings import VARIABLE, FakeSettings
 
@@ -89,16 +89,23 @@ class FakePlatform(Platform):
         return backends(self._held().faults)
 
     def open(self, device: DeviceInfo) -> Device:
+        if self._held().tier == "executor":
+            from cardan.testing.fake.opaque_device import OpaqueDevice
+
+            return OpaqueDevice(device, self.capabilities(device), self._held())
         from cardan.testing.fake.device import FakeDevice
 
         return FakeDevice(device, self.capabilities(device), self._held())
 
-    def executor(self, device: Device) -> "ModelExecutor | None":
+    def executor(self, device: Device, config: ConfigView) -> "ModelExecutor | None":
         if self._held().tier == "kernel":
             return None
         from cardan.testing.fake.executor import FakeExecutor
+        from cardan.testing.fake.opaque_device import OpaqueDevice
 
-        return FakeExecutor(device, self._held())
+        if not isinstance(device, OpaqueDevice):
+            raise UnsupportedError("the fake executor runs on a device that its platform opened")
+        return FakeExecutor(device, self._held(), config)
 
     def _probe_faults(self, settings: FakeSettings) -> None:
         if "env_write" in settings.faults:

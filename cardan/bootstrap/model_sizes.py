@@ -1,0 +1,43 @@
+"""Whether the numbers of a model's configuration can be those of a model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cardan.core.types.errors import ConfigError, shown
+
+# Far above every known model. Below these whatever is made from a number alone stays affordable,
+# and the weights' shapes tell the rest.
+_MOST = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "num_hidden_layers": 1 << 12,
+    "max_position_embeddings": 1 << 24,
+    "intermediate_size": 1 << 24,
+    "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16,
+    "head_dim": 1 << 16,
+}
+_REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers")
+
+
+def check_sizes(config: Mapping[str, Any]) -> None:
+    """Look at the sizes that planning reads, and bound those that architectures read.
+
+    Raises:
+        ConfigError: one is missing, no positive integer, or larger than any model's.
+    """
+    for key, most in _MOST.items():
+        value: Any = config.get(key)
+        if value is None and key in _REQUIRED:
+            raise ConfigError(f"config.json: '{key}' is missing; download the file again")
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if key in _REQUIRED and (not is_integer or value < 1):
+            raise ConfigError(
+                f"config.json: '{key}' is {shown(value)}: must be a positive integer; download "
+                "the file again"
+            )
+        if is_integer and value > most:
+            raise ConfigError(
+                f"config.json: '{key}' is {shown(value)}, more than any model has (at most {most} "
+                "is taken); the file is damaged, download it again"
+            )
