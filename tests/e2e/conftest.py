@@ -1,5 +1,7 @@
 """The demo model and what Hugging Face transformers says about it."""
 
+import fcntl
+import json
 import os
 from pathlib import Path
 
@@ -62,12 +64,25 @@ def hf(demo_gguf: Path) -> HFModel:
 
 
 @pytest.fixture(scope="session")
-def greedy_truth(hf: HFModel) -> list[tuple[list[int], list[int]]]:
-    """(prompt ids, greedy continuation by transformers) of every prompt."""
+def greedy_truth(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[list[int], list[int]]]:
+    """(prompt ids, greedy continuation by transformers) of every prompt.
+
+    Takes a minute, so the workers of one test run share it.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    kept = shared / "greedy_truth.json"
+    with (shared / "greedy_truth.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            kept.write_text(json.dumps(_continue_prompts(request.getfixturevalue("hf"))))
+    return [(ids, answer) for ids, answer in json.loads(kept.read_text())]
+
+
+def _continue_prompts(hf: HFModel) -> list[tuple[list[int], list[int]]]:
     from prompts import PROMPTS
 
-    found = []
-    for text in PROMPTS:
-        ids = hf.tokenizer(text)["input_ids"]
-        found.append((ids, hf.greedy(ids, NUM_TOKENS)))
-    return found
+    prompts = [hf.tokenizer(text)["input_ids"] for text in PROMPTS]
+    return [(ids, hf.greedy(ids, NUM_TOKENS)) for ids in prompts]

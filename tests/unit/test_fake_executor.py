@@ -95,7 +95,7 @@ def test_a_stuck_step_ends_with_the_device():
     handle = fake.executor.sample(plan)
     assert not handle.done()
     fake.device.close()
-    with pytest.raises(RuntimeError, match="closed (while|before)"):
+    with pytest.raises(RuntimeError, match=r"closed (while|before)"):
         handle.result()
 
 

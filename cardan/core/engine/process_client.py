@@ -119,7 +119,8 @@ class ProcessClient:
                 case Beat(step_age):
                     self._step_age = step_age
                 case Failed(text):
-                    reason = text
+                    # It is still to end, but nothing sent to it now would be answered.
+                    reason = self._death = text
         self._child.process.wait()
         reason = self._reason_of_kill or reason
         if reason is None:
