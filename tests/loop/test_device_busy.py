@@ -1,12 +1,12 @@
-"""The loop keeps an asynchronous device busy: no gap between one step's end and the next one's start."""
+"""The loop keeps an asynchronous device busy: no gap between a step's end and the next one."""
 
 import queue
 import time
 
 import pytest
-from fake_engine import FakeEngine, digest_answer, digest_request
 
 from cardan.core.engine.client import InProcessClient
+from cardan.testing.digest_engine import DigestEngine, digest_answer, digest_request
 from cardan.testing.fake.settings import FakeSettings
 
 STEP_MS = 5.0
@@ -55,7 +55,7 @@ def busy_share(fake, sink, tokens):
 def test_a_device_of_5_ms_steps_is_kept_busy(num_rows, record_property):
     num_tokens = WINDOW_STEPS * (WINDOWS + 2)
     max_model_len = PROMPT + num_tokens
-    fake = FakeEngine(
+    fake = DigestEngine(
         FakeSettings(tier="executor", model="digest", depth=1, step_ms=STEP_MS),
         max_num_seqs=num_rows,
         num_blocks=num_rows * (max_model_len // 16 + 1) + 2,
@@ -88,7 +88,7 @@ def test_a_device_of_5_ms_steps_is_kept_busy(num_rows, record_property):
 
 def test_the_next_step_is_queued_before_a_result_is_awaited():
     """What keeps the device busy, whatever the clock says."""
-    fake = FakeEngine(FakeSettings(tier="executor", model="digest", depth=1))
+    fake = DigestEngine(FakeSettings(tier="executor", model="digest", depth=1))
     order = []
     sample = fake.executor.sample
 

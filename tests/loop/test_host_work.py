@@ -9,9 +9,9 @@ import sys
 
 import msgspec
 import pytest
-from fake_engine import FakeEngine, digest_request
 
 from cardan.core.engine.messages import Outputs
+from cardan.testing.digest_engine import DigestEngine, digest_request
 from cardan.testing.fake.settings import FakeSettings
 
 PROMPT = 4  # after the first step 11 more fit into the first block
@@ -22,7 +22,7 @@ ENCODER = msgspec.msgpack.Encoder()
 
 def steady(num_rows, answers=None):
     """An engine in which ``num_rows`` rows decode; row i stops after ``answers[i]`` tokens."""
-    fake = FakeEngine(
+    fake = DigestEngine(
         FakeSettings(tier="executor", model="digest", depth=1),
         max_num_seqs=num_rows + 64,
         num_blocks=num_rows * 8 + 1024,

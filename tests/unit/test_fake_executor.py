@@ -1,15 +1,14 @@
-import os
 import random
 import subprocess
 import sys
 import textwrap
 
 import pytest
-from fake_engine import VOCAB, FakeEngine, digest_answer, digest_request
 
 from cardan import LLM, SamplingParams
 from cardan.core.interfaces.errors import ConfigError, OutOfMemoryError, UnsupportedError
 from cardan.core.types.errors import InputError, RequestFailedError
+from cardan.testing.digest_engine import VOCAB_SIZE, DigestEngine, digest_answer, digest_request
 from cardan.testing.fake.platform import FakePlatform
 from cardan.testing.fake.settings import FakeSettings
 from cardan.testing.fake.step_faults import DIE_STATUS
@@ -23,8 +22,9 @@ def digest(**values):
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_tokens_are_those_of_the_definition(depth):
     draw = random.Random(depth)
-    fake = FakeEngine(digest(depth=depth), budget=24)
-    prompts = [[draw.randrange(VOCAB) for _ in range(draw.randrange(1, 70))] for _ in range(30)]
+    fake = DigestEngine(digest(depth=depth), budget=24)
+    lengths = [draw.randrange(1, 70) for _ in range(30)]
+    prompts = [[draw.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
     seeds = [None if place % 2 else place * 10**6 - 7 for place in range(30)]
     tokens, finished = fake.run(
         [
@@ -35,12 +35,12 @@ def test_tokens_are_those_of_the_definition(depth):
     for place, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
         assert tokens[place] == digest_answer(prompt, 20, seed)
         assert finished[place].reason == "length"
-    fake.assert_idle()
+    assert not any(fake.idle_facts().values()), fake.idle_facts()
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_preempted_shared_and_copied_blocks(depth):
-    fake = FakeEngine(digest(depth=depth), num_blocks=14, budget=40)
+    fake = DigestEngine(digest(depth=depth), num_blocks=14, budget=40)
     prefix = list(range(40))
     requests = [digest_request(place * 10, [*prefix, place], 40) for place in range(6)]
     requests.append(digest_request(100, prefix, 30, seed=5, n=3))
@@ -49,11 +49,11 @@ def test_preempted_shared_and_copied_blocks(depth):
         assert tokens[place * 10] == digest_answer([*prefix, place], 40)
     for index in range(3):
         assert tokens[100 + index] == digest_answer(prefix, 30, seed=5 + index)
-    fake.assert_idle()
+    assert not any(fake.idle_facts().values()), fake.idle_facts()
 
 
 def test_a_wrong_block_shows():
-    fake = FakeEngine(digest())
+    fake = DigestEngine(digest())
     fake.engine.add(digest_request(0, list(range(40)), 10))
     answer = []
     for _ in range(30):
@@ -68,8 +68,8 @@ def test_a_wrong_block_shows():
 
 def test_the_budget_of_memory_holds():
     with pytest.raises(OutOfMemoryError, match=r"kv need .* MiB, the fake device has 0.0 MiB free"):
-        FakeEngine(digest(memory_mb=0))
-    fake = FakeEngine(digest(memory_mb=1))
+        DigestEngine(digest(memory_mb=0))
+    fake = DigestEngine(digest(memory_mb=1))
     assert fake.device.memory.stats().by_tag["kv"] == fake.cache.config.num_bytes
     assert fake.device.memory_info().free == (1 << 20) - fake.cache.config.num_bytes
     fake.executor.close()
@@ -81,14 +81,14 @@ def test_faults_of_steps_reach_the_engine():
         ("raise", RuntimeError, "step 5 failed"),
         ("oom", OutOfMemoryError, "out of memory in step 5"),
     ):
-        fake = FakeEngine(FakeSettings.parse(f"tier=executor model=digest fault={kind}@5"))
+        fake = DigestEngine(FakeSettings.parse(f"tier=executor model=digest fault={kind}@5"))
         with pytest.raises(error, match=text):
             fake.run([digest_request(0, [1, 2, 3], 20)])
         fake.executor.close()
 
 
 def test_a_stuck_step_ends_with_the_device():
-    fake = FakeEngine(FakeSettings.parse("tier=executor model=digest fault=stuck@0 depth=1"))
+    fake = DigestEngine(FakeSettings.parse("tier=executor model=digest fault=stuck@0 depth=1"))
     fake.engine.add(digest_request(0, [1], 5))
     plan = fake.scheduler.schedule()
     fake.executor.forward(plan)
@@ -101,15 +101,14 @@ def test_a_stuck_step_ends_with_the_device():
 
 def test_a_dying_device_takes_the_process(tmp_path):
     code = """
-        from fake_engine import FakeEngine, digest_request
+        from cardan.testing.digest_engine import DigestEngine, digest_request
         from cardan.testing.fake.settings import FakeSettings
-        FakeEngine(FakeSettings.parse("tier=executor model=digest fault=die@3")).run(
+        DigestEngine(FakeSettings.parse("tier=executor model=digest fault=die@3")).run(
             [digest_request(0, [1], 9)]
         )
     """
     found = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)},
         timeout=60,
         check=False,
     )
@@ -119,11 +118,11 @@ def test_a_dying_device_takes_the_process(tmp_path):
 def test_a_fault_with_a_marker_happens_once(tmp_path):
     marker = tmp_path / "happened"
     text = f"tier=executor model=digest fault=raise@2 marker={marker}"
-    fake = FakeEngine(FakeSettings.parse(text))
+    fake = DigestEngine(FakeSettings.parse(text))
     with pytest.raises(RuntimeError, match="step 2 failed"):
         fake.run([digest_request(0, [1], 9)])
     assert marker.exists()
-    again = FakeEngine(FakeSettings.parse(text))
+    again = DigestEngine(FakeSettings.parse(text))
     tokens, _ = again.run([digest_request(0, [1], 9)])
     assert tokens[0] == digest_answer([1], 9)
 
