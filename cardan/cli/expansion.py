@@ -5,11 +5,9 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from cardan.cli.options import EngineOptions
-
 
 def with_options(
-    options: type[EngineOptions],
+    options: type[Any],
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Let a command that takes ``options`` as its first argument have all its fields as options.
 

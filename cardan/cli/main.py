@@ -6,12 +6,16 @@ from typing import Annotated
 
 import typer
 
+from cardan.cli.bench import bench
 from cardan.cli.conformance import conformance
 from cardan.cli.console import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_OK,
+    EXIT_PIPE,
     EXIT_USAGE,
+    flush_output,
+    output_exit_code,
     print_error,
     usage_message,
 )
@@ -43,6 +47,7 @@ app.command(name="run")(with_options(EngineOptions)(run))
 app.command(name="serve")(with_options(ServerOptions)(serve))
 app.command(name="platforms")(platforms)
 app.command(name="doctor")(doctor)
+app.add_typer(bench)
 app.command(name="conformance")(conformance)
 
 
@@ -75,8 +80,17 @@ def root(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    0: done; 1: it failed, stderr says why; 2: the command line is wrong; 130: interrupted.
+    0: done; 1: it failed, stderr says why; 2: the command line is wrong; 130: interrupted;
+    141: whoever read the output has closed the pipe.
     """
+    code = _run(arguments)
+    failure = flush_output()
+    if failure is not None and code == EXIT_OK:
+        return output_exit_code(failure) or EXIT_ERROR
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         result = app(
             args=list(sys.argv[1:] if arguments is None else arguments),
@@ -88,6 +102,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CardanError as error:
         print_error(str(error), error)
         return EXIT_ERROR
+    except SystemExit:  # of the command-line parser, when the pipe of its output was closed
+        return EXIT_PIPE
+    except OSError as error:
+        code = output_exit_code(error)
+        if code is None:
+            raise
+        return code
     except Exception as error:
         message = usage_message(error)
         if message is None:  # a defect: the traceback is the report
