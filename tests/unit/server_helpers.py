@@ -14,6 +14,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from cardan.core.config.server import ServerConfig
+from cardan.core.engine.trace_book import TraceBook
 from cardan.core.text import Tokenizer
 from cardan.core.types.engine_info import EngineHealth, EngineInfo
 from cardan.core.types.errors import InputError
@@ -112,6 +113,7 @@ class FakeEngine:
     tokenizer: Tokenizer = TOKENIZER
     state: EngineHealth = field(default_factory=lambda: EngineHealth("ready"))
     totals: EngineStats = field(default_factory=EngineStats)
+    traces: TraceBook = field(default_factory=TraceBook)
     requests: list = field(default_factory=list)
     aborted: list = field(default_factory=list)
     num_live: int = 0

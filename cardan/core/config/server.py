@@ -22,6 +22,9 @@ class ServerConfig:
         enable_log_requests: log each request's id, sizes and settings (never its text).
         root_path: path prefix when behind a proxy.
         max_body_bytes: largest request body accepted, bytes.
+        receive_timeout: seconds that a request may take to arrive; one that arrives at 4 KiB/s or
+            faster may take longer.
+        send_timeout: seconds that a client may leave an answer unread before it is cut off.
         response_role: role of the answering chat message.
         enable_page: serve the page at ``/`` and the live numbers and traces that it shows.
     """
@@ -38,5 +41,7 @@ class ServerConfig:
     enable_log_requests: bool = False
     root_path: str = ""
     max_body_bytes: int = 64 * 1024 * 1024
+    receive_timeout: float = 30.0
+    send_timeout: float = 300.0
     response_role: str = "assistant"
     enable_page: bool = True

@@ -1,5 +1,6 @@
 """What happened to each request and when: live ones and the latest that ended. Never their text."""
 
+import time
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -101,10 +102,13 @@ class SequenceTrace:
 
 
 class RequestTrace:
-    """One request. ``arrival_time`` is monotonic seconds, the other times count from it."""
+    """One request. ``arrival_time`` is monotonic seconds, the other times count from it;
+    ``arrived_at`` is the same in seconds since the epoch.
+    """
 
     __slots__ = (
         "arrival_time",
+        "arrived_at",
         "end_seconds",
         "error",
         "max_tokens",
@@ -119,6 +123,7 @@ class RequestTrace:
     def __init__(self, request: EngineRequest) -> None:
         self.request_id = request.request_id
         self.arrival_time = request.arrival_time
+        self.arrived_at = time.time() - (time.monotonic() - request.arrival_time)
         self.priority = request.priority
         self.max_tokens = request.max_tokens
         self.num_prompt_tokens = len(request.prompt_token_ids)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from cardan.core.kvcache.manager import KVCacheManager
 from cardan.core.scheduler.row_table import RowTable
 from cardan.core.scheduler.sequence import Sequence
-from cardan.core.types.outputs import Finish, StepOutputs, TokenLogprobs
+from cardan.core.types.outputs import ErrorKind, Finish, StepOutputs, TokenLogprobs
 from cardan.core.types.request import FinishReason
 from cardan.core.types.step import LogprobsArrays, ModelRunnerOutput, SchedulerOutput
 
@@ -39,6 +39,7 @@ class Completion:
         counted = alive[plan.samples] & ~result.failed
         if result.corrupt is not None:
             counted &= ~result.corrupt[plan.samples]
+        self._add_chunks(plan, alive, outputs)
         self._add_prompt_logprobs(plan, alive, result, outputs)
         failing = np.flatnonzero(alive[plan.samples] & result.failed)
         # Found out in the chunk that holds it, before anybody can share what the chunk wrote.
@@ -59,6 +60,16 @@ class Completion:
         ended += [(int(row), _CORRUPT) for row in corrupt if row not in rows[failing]]
         # Rows are looked up before any of them is released.
         return iter([(table.sequence(row), finish) for row, finish in ended])
+
+    def _add_chunks(
+        self, plan: SchedulerOutput, alive: npt.NDArray[np.bool_], outputs: StepOutputs
+    ) -> None:
+        """Report rows that were catching up; a row that only decodes is none of them."""
+        catching_up = alive & (plan.num_computed_tokens < self._table.num_entry[plan.rows])
+        if catching_up.any():
+            keys = plan.keys[catching_up].tolist()
+            counts = plan.num_scheduled_tokens[catching_up].tolist()
+            outputs.chunks.update(zip(keys, counts, strict=True))
 
     @staticmethod
     def _corrupt(
@@ -148,7 +159,8 @@ class Completion:
 
 def _failure(result: ModelRunnerOutput, place: int) -> Finish:
     message = result.failures.get(place, "the step yielded no token for this request")
-    return Finish(FinishReason.ERROR, message=message, kind="failed")
+    kind: ErrorKind = "invalid" if place in result.infeasible else "failed"
+    return Finish(FinishReason.ERROR, message=message, kind=kind)
 
 
 def _table_row(arrays: LogprobsArrays, place: int) -> TokenLogprobs:

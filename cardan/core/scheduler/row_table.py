@@ -34,6 +34,8 @@ class RowTable:
         self.token_ids = np.zeros((max_num_rows, max_model_len), np.int32)
         self.num_tokens = np.zeros(max_num_rows, np.int32)
         self.num_computed = np.zeros(max_num_rows, np.int32)
+        # Tokens that were known when the sequence entered the row.
+        self.num_entry = np.zeros(max_num_rows, np.int32)
         self.num_pending = np.zeros(max_num_rows, np.int32)
         self.limit = np.zeros(max_num_rows, np.int32)
         # Number of tokens before which a stop token does not count.
@@ -65,6 +67,7 @@ class RowTable:
         self.token_ids[row, :count] = sequence.token_ids
         self.num_tokens[row] = count
         self.num_computed[row] = num_computed
+        self.num_entry[row] = count
         self.num_pending[row] = 0
         self.limit[row] = sequence.limit
         self.min_num_tokens[row] = sequence.num_prompt_tokens + sequence.params.min_tokens

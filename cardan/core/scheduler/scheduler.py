@@ -163,6 +163,7 @@ class Scheduler:
         self._release_row(sequence)
         self._cache.free(sequence.blocks)
         self._waiting.push(sequence)
+        self._outputs.preempted.append(sequence.key)
         self._stats.num_preemptions += 1
 
     def _release_row(self, sequence: Sequence) -> None:

@@ -65,12 +65,16 @@ class StepOutputs:
     """All that one step tells the clients.
 
     ``keys[i]`` got ``token_ids[i]``; a key stands more than once when a step yields several
-    tokens for it. The dictionaries hold only the keys they concern.
+    tokens for it. The dictionaries hold only the keys they concern. ``chunks`` counts the tokens
+    that the step computed of those that were known when a sequence entered its row: its prompt,
+    after a preemption also its answer so far. ``preempted`` are sequences that lost their row.
     """
 
     keys: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     started: dict[int, Started] = field(default_factory=dict)
+    chunks: dict[int, int] = field(default_factory=dict)
+    preempted: list[int] = field(default_factory=list)
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
     finished: dict[int, Finish] = field(default_factory=dict)
@@ -78,7 +82,8 @@ class StepOutputs:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.keys or self.started or self.finished or self.prompt_logprobs)
+        tokens = self.keys or self.chunks or self.prompt_logprobs
+        return not (tokens or self.started or self.preempted or self.finished)
 
 
 @dataclass(slots=True)
