@@ -27,7 +27,9 @@ class AttentionNeed:
 
     ``mha`` includes grouped and multi-query attention. ``windows`` and ``softcap`` list what the
     layers use. ``lse``: the log-sum-exp of each query and head is wanted. ``captured``: runs
-    inside captured graphs. ``max_query_len`` None: any.
+    inside captured graphs; plans of one shape then lie at the same addresses, each call of
+    ``plan`` refreshes them, ``max_query_len`` and ``max_seq_len`` are upper bounds, and the host
+    lists must not be used. ``max_query_len`` None: any.
     """
 
     kind: AttentionKind

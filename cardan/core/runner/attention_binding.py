@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from cardan.core.interfaces.attention import AttentionBackend, AttentionNeed
-from cardan.core.interfaces.capabilities import DeviceInfo
+from cardan.core.interfaces.capabilities import DeviceInfo, Verdict
 from cardan.core.interfaces.device import Device
 from cardan.core.interfaces.errors import ConfigError
 from cardan.core.interfaces.kernels import Rejection
@@ -16,10 +16,13 @@ from cardan.core.types.kv import KVCacheConfig
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """Who serves one KV group, and why the others do not."""
+    """Who serves one KV group, why the others do not, and whether decode steps (of one query token
+    a row) and any steps can be captured."""
 
     backend: type[AttentionBackend]
     rejected: tuple[Rejection, ...]
+    captured_decode: Verdict
+    captured: Verdict
 
 
 def merge_needs(needs: Sequence[AttentionNeed]) -> AttentionNeed:
@@ -59,7 +62,13 @@ def choose_backend(
     for candidate in candidates:
         verdict = candidate.accepts(need, device)
         if verdict:
-            return AttentionChoice(candidate, tuple(rejected))
+            captured = replace(need, captured=True)
+            return AttentionChoice(
+                candidate,
+                tuple(rejected),
+                captured_decode=candidate.accepts(replace(captured, max_query_len=1), device),
+                captured=candidate.accepts(captured, device),
+            )
         rejected.append(Rejection(candidate.name, verdict.reasons))
     reasons = "; ".join(f"{item.provider}: {', '.join(item.reasons)}" for item in rejected)
     raise ConfigError(f"no attention backend serves this model ({reasons})")

@@ -1,5 +1,6 @@
 """The kernel tier's executor: the core's own runner on a torch device."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ import torch
 
 from cardan.core.config.engine import EngineConfig
 from cardan.core.interfaces.attention import AttentionBackend
+from cardan.core.interfaces.capabilities import GraphSupport
 from cardan.core.interfaces.device import Device
-from cardan.core.interfaces.errors import UnsupportedError
+from cardan.core.interfaces.errors import OutOfMemoryError, UnsupportedError
 from cardan.core.interfaces.executor import (
     LoadReport,
     ModelExecutor,
@@ -28,6 +30,7 @@ from cardan.core.runner.block_tables import BlockTables
 from cardan.core.runner.input_batch import InputBatch
 from cardan.core.runner.model_runner import ModelRunner
 from cardan.core.runner.request_states import RequestStates
+from cardan.core.runner.step_shapes import StepShapes
 from cardan.core.sampling.sampler import Sampler
 from cardan.core.sampling.sampling_states import SamplingStates
 from cardan.core.types.kv import KVCacheConfig, KVCacheSpec
@@ -35,6 +38,8 @@ from cardan.core.types.model import ModelSummary
 from cardan.core.types.step import SchedulerOutput
 from cardan.core.weights.checkpoint import Checkpoint
 from cardan.core.weights.loader import load_weights
+
+logger = logging.getLogger("cardan.engine")
 
 # Opens the checkpoint, given the names and shapes that the model wants.
 WeightSource = Callable[[Mapping[str, tuple[int, ...]]], Checkpoint]
@@ -84,12 +89,14 @@ class KernelExecutor(ModelExecutor):
         )
         began = time.monotonic()
         with self._parts.device.memory.region("weights"), self._parts.device.inference():
-            built = self._parts.model_class(model.config, build)
+            built = _build(self._parts.model_class, model, build)
             built_at = time.monotonic()
             checkpoint = source({slot.name: slot.shape for slot in built.weight_slots()})
             try:
                 num_bytes = load_weights(built, checkpoint)
             finally:
+                # Copies that are still queued read the checkpoint's memory.
+                self._parts.device.synchronize()
                 checkpoint.close()
         self._model, self._summary = built, model
         seconds = {"build_model": built_at - began, "load_weights": time.monotonic() - built_at}
@@ -116,7 +123,8 @@ class KernelExecutor(ModelExecutor):
             self._runner.bind_kv(backends, pools, layers)
 
     def warmup(self) -> WarmupReport:
-        return WarmupReport()
+        with self._parts.device.inference():
+            return self._bound().capture()
 
     @property
     def num_live_rows(self) -> int:
@@ -131,6 +139,8 @@ class KernelExecutor(ModelExecutor):
             return self._bound().sample(step, mask)
 
     def close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
         self._model = self._runner = self._summary = None
         self._parts.device.close()
 
@@ -140,18 +150,49 @@ class KernelExecutor(ModelExecutor):
             raise RuntimeError("the model is not loaded")
         device = self._torch_device()
         num_rows = parts.config.scheduler.max_num_seqs
-        max_blocks = -(-summary.max_model_len // config.block_size)
+        # No sequence is ever longer than what the cache holds.
+        max_len = min(summary.max_model_len, config.num_tokens)
+        max_blocks = -(-max_len // config.block_size)
         sampling = SamplingStates(num_rows, summary.vocab_size, device, parts.ops, parts.processors)
         tables = BlockTables(len(config.groups), num_rows, max_blocks, device)
+        shapes = StepShapes(
+            parts.shapes,
+            self._graph_support(),
+            parts.max_step_tokens,
+            num_rows,
+            max_blocks,
+            config.block_size,
+        )
         return ModelRunner(
             model,
             parts.device,
-            RequestStates(num_rows, summary.max_model_len, device),
-            sampling,
+            RequestStates(num_rows, max_len, device),
             Sampler(sampling, parts.ops),
             tables,
-            InputBatch(parts.max_step_tokens, num_rows, tables, config.block_size, parts.shapes),
+            InputBatch(*shapes.buffer_sizes, tables, config.block_size),
+            shapes,
         )
+
+    def _graph_support(self) -> GraphSupport:
+        """What will be captured: as much as device, settings, shapes and attention allow."""
+        support = self._parts.device.capabilities.graphs
+        if support == "none" or self._parts.config.device.enforce_eager:
+            return "none"
+        reasons = []
+        if not self._parts.shapes.sequence_buckets:
+            reasons.append("the platform names no sequence buckets")
+        for choice in self.attention_choices:
+            if support == "full" and not choice.captured:
+                support = "decode"
+            if not choice.captured_decode:
+                why = ", ".join(choice.captured_decode.reasons)
+                reasons.append(f"{choice.backend.name} attention: {why}")
+        if not reasons:
+            return support
+        logger.warning(
+            "the model runs eagerly because its steps cannot be captured (%s)", "; ".join(reasons)
+        )
+        return "none"
 
     def _torch_device(self) -> torch.device:
         device = self._parts.device.torch_device
@@ -169,6 +210,21 @@ class KernelExecutor(ModelExecutor):
         if self._runner is None:
             raise RuntimeError("the KV cache is not bound")
         return self._runner
+
+
+def _build(model_class: type[CausalLM], model: ModelSummary, build: BuildContext) -> CausalLM:
+    try:
+        return model_class(model.config, build)
+    except (RuntimeError, MemoryError) as error:
+        # torch's allocator on the host raises a plain RuntimeError.
+        refused = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not refused and "allocate memory" not in str(error):
+            raise
+        raise OutOfMemoryError(
+            f"the weights of {model.architecture} ({model.num_layers} layers, hidden size "
+            f"{model.hidden_size}) do not fit into the memory of {build.device}; free memory, or "
+            "choose a smaller model or --dtype"
+        ) from error
 
 
 def _kv_dtype(config: EngineConfig, model: ModelSummary) -> str:

@@ -1,21 +1,23 @@
 """Executes plans: rows in, tokens out. Knows tensors, not requests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from cardan.core.interfaces.attention import AttentionBackend
 from cardan.core.interfaces.device import Device, Event
-from cardan.core.interfaces.executor import TokenMask
+from cardan.core.interfaces.errors import UnsupportedError
+from cardan.core.interfaces.executor import TokenMask, WarmupReport
 from cardan.core.interfaces.memory import KVPool
 from cardan.core.interfaces.model import CausalLM, LayerCache, StepContext
 from cardan.core.runner.block_tables import BlockTables
+from cardan.core.runner.graphs import GraphManager
 from cardan.core.runner.input_batch import InputBatch, StepInputs
 from cardan.core.runner.request_states import RequestStates
 from cardan.core.runner.step_handle import DeviceStepHandle
+from cardan.core.runner.step_shapes import StepShapes
 from cardan.core.sampling.sampler import Sampler
-from cardan.core.sampling.sampling_states import SamplingStates
 from cardan.core.types.step import BlockCopies, LogprobsArrays, SchedulerOutput
 
 # Rows of logits made at once for prompt log-probabilities: bounds a [rows, vocab] float32 buffer.
@@ -34,18 +36,21 @@ class ModelRunner:
         model: CausalLM,
         device: Device,
         states: RequestStates,
-        sampling: SamplingStates,
         sampler: Sampler,
         tables: BlockTables,
         batch: InputBatch,
+        shapes: StepShapes,
     ) -> None:
         self._model = model
         self._device = device
         self._states = states
-        self._sampling = sampling
+        self._sampling = sampler.states
         self._sampler = sampler
         self._tables = tables
         self._batch = batch
+        self._shapes = shapes
+        self._graphs = GraphManager(device)
+        self._has_events = True
         self._backends: Sequence[AttentionBackend] = ()
         self._pools: Sequence[KVPool] = ()
         self._layers: Sequence[LayerCache] = ()
@@ -64,18 +69,33 @@ class ModelRunner:
     def num_live_rows(self) -> int:
         return self._states.num_live
 
+    @property
+    def graphs(self) -> GraphManager:
+        """The captured forward passes."""
+        return self._graphs
+
+    def capture(self) -> WarmupReport:
+        """Capture the forward passes of the shapes that steps will have."""
+        return self._graphs.capture(
+            self._shapes.captured(), lambda shape: self._planned(self._batch.harmless(shape))
+        )
+
+    def close(self) -> None:
+        """Release the graphs. Idempotent."""
+        self._graphs.close()
+
     def forward(self, plan: SchedulerOutput) -> None:
         """Apply the plan's changes, then run the model over its tokens."""
         self._apply_changes(plan)
         if not len(plan.rows):
             self._hidden = self._inputs = None
             return
-        inputs = self._batch.gather(plan, self._states)
-        plans = [
-            backend.plan(view) for backend, view in zip(self._backends, inputs.views, strict=True)
-        ]
-        step = StepContext(inputs.positions, self._layers, plans)
-        self._hidden = self._model.forward(inputs.token_ids, step)
+        shape = self._shapes.of(plan)
+        num_samples = int(plan.samples.sum())
+        inputs = self._batch.gather(
+            plan, self._states, shape, self._shapes.num_logit_rows(num_samples)
+        )
+        self._hidden = self._graphs.run(shape, self._planned(inputs))
         self._inputs = inputs
 
     def sample(self, plan: SchedulerOutput, mask: TokenMask | None) -> DeviceStepHandle:
@@ -90,8 +110,9 @@ class ModelRunner:
             return DeviceStepHandle(
                 None, prompt_logprobs, self._event(), corrupt, num_rows=len(plan.rows)
             )
-        logits = self._model.compute_logits(hidden.index_select(0, inputs.logit_places))
         rows = plan.rows[plan.samples].astype(np.int64)
+        logits = self._model.compute_logits(hidden.index_select(0, inputs.logit_places))
+        logits = logits[: len(rows)]
         lengths = (plan.num_computed_tokens + plan.num_scheduled_tokens)[plan.samples]
         num_output = (lengths - self._states.num_prompt_tokens[rows]).astype(np.int64)
         result = self._sampler.sample(logits, rows, num_output, mask)
@@ -104,8 +125,22 @@ class ModelRunner:
             result, prompt_logprobs, self._event(), corrupt, num_rows=len(plan.rows)
         )
 
+    def _planned(self, inputs: StepInputs) -> Callable[[], torch.Tensor]:
+        """Plan attention for ``inputs``; returns what runs the model over them."""
+        plans = [
+            backend.plan(view) for backend, view in zip(self._backends, inputs.views, strict=True)
+        ]
+        step = StepContext(inputs.positions, self._layers, plans)
+        return lambda: self._model.forward(inputs.token_ids, step)
+
     def _event(self) -> Event | None:
-        return self._device.event() if self._device.capabilities.async_depth else None
+        """The end of a step; None where the device has no events, for it computes at once."""
+        if self._has_events:
+            try:
+                return self._device.event()
+            except UnsupportedError:
+                self._has_events = False
+        return None
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:
         self._states.remove(plan.freed_rows)
@@ -148,7 +183,7 @@ class ModelRunner:
 
     def _tables_of(self, hidden: torch.Tensor, targets: torch.Tensor, k: int) -> LogprobsArrays:
         parts = [
-            self._sampler.prompt_logprobs(self._model.compute_logits(states), tokens, k)
+            self._sampler.prompt_logprobs(self._logits(states), tokens, k)
             for states, tokens in zip(
                 hidden.split(_PROMPT_LOGITS_ROWS), targets.split(_PROMPT_LOGITS_ROWS), strict=True
             )
@@ -158,6 +193,14 @@ class ModelRunner:
             logprobs=np.concatenate([part.logprobs for part in parts]),
             ranks=np.concatenate([part.ranks for part in parts]),
         )
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of some positions; of ``_PROMPT_LOGITS_ROWS`` if shapes are strict."""
+        if not self._shapes.policy.strict:
+            return self._model.compute_logits(hidden)
+        missing = _PROMPT_LOGITS_ROWS - len(hidden)
+        padded = torch.nn.functional.pad(hidden, (0, 0, 0, missing))
+        return self._model.compute_logits(padded)[: len(hidden)]
 
 
 def _corrupt_rows(

@@ -7,7 +7,7 @@ import torch
 
 from cardan.core.interfaces.device import Event
 from cardan.core.interfaces.executor import StepHandle
-from cardan.core.sampling.sampler import SampleResult
+from cardan.core.sampling.sampler import NO_TOKEN_LEFT, SampleResult
 from cardan.core.types.step import Bool, LogprobsArrays, ModelRunnerOutput
 
 
@@ -38,11 +38,13 @@ class DeviceStepHandle(StepHandle):
             )
         token_ids = self.sampled.token_ids.to("cpu", torch.int32).numpy()
         failed = self.sampled.failed.cpu().numpy()
+        reasons = self.sampled.failure_reasons() if failed.any() else {}
         return ModelRunnerOutput(
             token_ids=token_ids[:, None],
             num_sampled=np.ones(len(token_ids), np.int32),
             failed=failed,
-            failures=self.sampled.failure_reasons() if failed.any() else {},
+            failures=reasons,
+            infeasible=frozenset(i for i, reason in reasons.items() if reason == NO_TOKEN_LEFT),
             logprobs=self.sampled.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             corrupt=self._corrupt_rows(),

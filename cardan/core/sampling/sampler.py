@@ -62,10 +62,13 @@ class Sampler:
 
     Nothing here waits for the device unless a logits processor needs the tokens sampled before, or
     a kernel does.
+
+    Attributes:
+        states: settings and history of the rows that it samples for.
     """
 
     def __init__(self, states: SamplingStates, ops: OpTable) -> None:
-        self._states = states
+        self.states = states
         use: dict[str, int | str] = {"dtype": "float32", "vocab_size": states.vocab_size}
         self._greedy = ops.bind("greedy_tokens", **use)
         self._sample = ops.bind("sample_tokens", **use)
@@ -97,7 +100,7 @@ class Sampler:
         Raises:
             ValueError: shapes, dtype, rows or the mask do not fit.
         """
-        plan = self._states.plan(rows)
+        plan = self.states.plan(rows)
         self._check(logits, plan.batch, num_output_tokens)
         edited = bool(plan.edits) or plan.processors is not None or mask is not None
         originals = [(group, _kept(logits, group, edited)) for group in plan.logprobs]
@@ -127,11 +130,11 @@ class Sampler:
             token_ids: [P] int64, the token that followed.
             k: size of the table of likeliest tokens; -1 for the whole vocabulary.
         """
-        size = self._states.vocab_size if k == -1 else k
+        size = self.states.vocab_size if k == -1 else k
         return chunked_logprobs(self._logprobs, logits, token_ids, size)
 
     def _check(self, logits: Tensor, batch: BatchRows, num_output_tokens: Int64) -> None:
-        wanted = (len(batch.rows), self._states.vocab_size)
+        wanted = (len(batch.rows), self.states.vocab_size)
         if tuple(logits.shape) != wanted or logits.dtype != torch.float32:
             raise ValueError(
                 f"logits must be float32 {wanted}, got {logits.dtype} {tuple(logits.shape)}"
@@ -159,7 +162,7 @@ class Sampler:
 
     def _masked(self, logits: Tensor, batch: BatchRows, mask: TokenMask) -> Tensor:
         rows = np.asarray(mask.rows, np.int64)
-        num_words = -(-self._states.vocab_size // 32)
+        num_words = -(-self.states.vocab_size // 32)
         if mask.bits.shape != (len(rows), num_words):
             raise ValueError(
                 f"mask bits must be [{len(rows)}, {num_words}], got {list(mask.bits.shape)}"
@@ -198,7 +201,7 @@ class Sampler:
             whole = logits if cut.index is None or draw.temperature is not None else logits.clone()
             logits = put(whole, cut.index, part)
         numbers = uniforms(draw.seeds, num_output_tokens[draw.places])
-        uniform = torch.from_numpy(numbers).to(logits.device, self._states.wide_dtype)
+        uniform = torch.from_numpy(numbers).to(logits.device, self.states.wide_dtype)
         tokens: Tensor = self._sample(logits, uniform)
         return tokens
 

@@ -13,19 +13,24 @@ from cardan.testing.fake.step_faults import StepFaults
 
 Task = Callable[[], object]
 
+# Tasks handed to the thread at once: two threads that take turns at each task hold each other up.
+_BATCH = 32
+
 
 class DeviceQueue:
     """Runs tasks in order. The thread starts with the first one.
 
-    After a task has failed no further one is run, only marks are passed: the failure is the
-    device's until it is closed.
+    Tasks are run when some have gathered or a mark follows; whoever waits sets a mark. After a
+    task has failed no further one is run, only marks are passed: the failure is the device's until
+    it is closed.
     """
 
     def __init__(self, name: str, clock: "StepClock | None" = None) -> None:
         """``clock`` is told when a task begins."""
         self._name = name
         self._clock = clock
-        self._tasks: queue.SimpleQueue[tuple[Task, bool] | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[list[tuple[Task, bool]] | None] = queue.SimpleQueue()
+        self._gathered: list[tuple[Task, bool]] = []
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -45,8 +50,8 @@ class DeviceQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no task waits; one may be running."""
-        return self._tasks.empty()
+        """Whether no task waits behind the batch that is being run."""
+        return self._batches.empty() and not self._gathered
 
     def drain(self) -> None:
         """Wait for all that was queued. Raises what work raised."""
@@ -63,9 +68,10 @@ class DeviceQueue:
         """Drop queued work, pass marks and end the thread. Idempotent."""
         with self._lock:
             self._closed = True
+            self._gathered.clear()
             thread, self._thread = self._thread, None
         if thread is not None:
-            self._tasks.put(None)
+            self._batches.put(None)
             thread.join()
 
     def _put(self, item: tuple[Task, bool]) -> None:
@@ -76,22 +82,28 @@ class DeviceQueue:
                 # An engine that was told to stop need not wait for it.
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
-            self._tasks.put(item)
+            self._gathered.append(item)
+            if item[1] or len(self._gathered) == _BATCH:
+                batch, self._gathered = self._gathered, []
+                self._batches.put(batch)
 
     @torch.inference_mode()
     def _run(self) -> None:
-        while (item := self._tasks.get()) is not None:
-            task, is_mark = item
-            if not is_mark and (self.error is not None or self._closed):
-                continue
-            if self._clock is not None and not is_mark:
-                self._clock.begin()
-            try:
-                task()
-            except BaseException as error:
-                self.error = self.error or error
-            # What a task holds is freed before the next one comes.
-            del item, task
+        while (batch := self._batches.get()) is not None:
+            batch.reverse()
+            while batch:
+                # Nothing keeps what a task holds longer than the task takes.
+                self._perform(*batch.pop())
+
+    def _perform(self, task: Task, is_mark: bool) -> None:
+        if not is_mark and (self.error is not None or self._closed):
+            return
+        if self._clock is not None and not is_mark:
+            self._clock.begin()
+        try:
+            task()
+        except BaseException as error:
+            self.error = self.error or error
 
 
 class StepClock:

@@ -1,0 +1,121 @@
+"""Captured forward passes: capture, lookup, pool and release."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cardan.core.interfaces.device import Device
+from cardan.core.interfaces.errors import OutOfMemoryError, UnsupportedError
+from cardan.core.interfaces.executor import WarmupReport
+from cardan.core.interfaces.graphs import Graph
+from cardan.core.runner.step_shapes import StepShape
+
+logger = logging.getLogger("cardan.engine")
+
+# Runs the model over the step buffers and returns its hidden states.
+Forward = Callable[[], torch.Tensor]
+
+
+@dataclass(slots=True)
+class GraphCounters:
+    """Forward passes since the engine started: replayed ones, and those that ran eagerly."""
+
+    replayed: int = 0
+    eager: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A graph, the hidden states that it writes, and what holds the tensors that it reads."""
+
+    graph: Graph
+    hidden: torch.Tensor
+    forward: Forward
+
+
+class GraphManager:
+    """Owner of the captured forward passes of one model on one device, by shape.
+
+    All graphs share one pool: the hidden states of a replay last until the next replay. What a
+    graph reads lies at fixed addresses: the step buffers, the weights, the caches, and the plans
+    of the attention backends, which said that they can be captured (``AttentionNeed.captured``)
+    and therefore write the plan of a shape to where the last plan of that shape was.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._captured: dict[StepShape, _Captured] = {}
+        self.counters = GraphCounters()
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._captured)
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory held by the graphs, bytes."""
+        return sum(entry.graph.num_bytes for entry in self._captured.values())
+
+    def capture(
+        self, shapes: Sequence[StepShape], prepare: Callable[[StepShape], Forward]
+    ) -> WarmupReport:
+        """Capture a forward pass for each shape; call it once.
+
+        A shape that does not fit into memory is left out, and none is captured where the device
+        cannot capture what the model does: such steps run eagerly, and one warning says so.
+
+        Args:
+            shapes: largest first, so that smaller graphs find room in the pool.
+            prepare: fills the step buffers with harmless contents of a shape.
+        """
+        began = time.monotonic()
+        pool: Graph | None = None
+        reason = ""
+        with self._device.memory.region("graphs"):
+            for shape in shapes:
+                try:
+                    entry = self._capture_one(prepare(shape), pool)
+                except OutOfMemoryError as error:
+                    reason = str(error)
+                    continue
+                except UnsupportedError as error:
+                    reason = str(error)
+                    break
+                self._captured[shape] = entry
+                pool = pool or entry.graph
+        if reason:
+            logger.warning(
+                "%d of %d step shapes are captured, other steps run eagerly: %s",
+                self.num_graphs,
+                len(shapes),
+                reason,
+            )
+        return WarmupReport(self.num_graphs, self.num_bytes, time.monotonic() - began)
+
+    def run(self, shape: StepShape, forward: Forward) -> torch.Tensor:
+        """Hidden states of the step whose inputs and plans are in the buffers: a replay if
+        ``shape`` was captured, else ``forward``."""
+        entry = self._captured.get(shape)
+        if entry is None:
+            self.counters.eager += 1
+            return forward()
+        self.counters.replayed += 1
+        entry.graph.replay()
+        return entry.hidden
+
+    def close(self) -> None:
+        """Release the graphs. Idempotent."""
+        for entry in self._captured.values():
+            entry.graph.release()
+        self._captured.clear()
+
+    def _capture_one(self, forward: Forward, pool: Graph | None) -> _Captured:
+        # Once for real: whatever kernels set up when they first run cannot be captured.
+        forward()
+        self._device.synchronize()
+        results: list[torch.Tensor] = []
+        graph = self._device.capture(lambda: results.append(forward()), pool)
+        return _Captured(graph, results[0], forward)
