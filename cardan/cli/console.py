@@ -1,8 +1,11 @@
 """How commands talk on stderr, and the exit codes."""
 
+import contextlib
+import errno
 import os
 import sys
 import traceback
+from typing import TextIO
 
 from cardan.core.observability.logging import is_debugging
 
@@ -10,18 +13,63 @@ EXIT_OK = 0
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+# What a shell reports of a command that a closed pipe ended.
+EXIT_PIPE = 141
+
+_NO_PLACE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.EFBIG}
+)
 
 
 def print_error(message: str, error: BaseException | None = None) -> None:
     """One red ``error:`` line (or what the message holds) on stderr; a traceback when debugging."""
-    if error is not None and is_debugging():
-        traceback.print_exception(error)
-    print(f"{_paint('error:', '1;31')} {message}", file=sys.stderr)
+    # Whoever closed stderr, or let its disk run full, does without.
+    with contextlib.suppress(OSError):
+        if error is not None and is_debugging():
+            traceback.print_exception(error)
+        print(f"{_paint('error:', '1;31')} {message}", file=sys.stderr)
 
 
 def print_note(message: str) -> None:
     """A dim remark on stderr."""
-    print(_paint(message, "2"), file=sys.stderr)
+    with contextlib.suppress(OSError):
+        print(_paint(message, "2"), file=sys.stderr)
+
+
+def output_exit_code(error: OSError) -> int | None:
+    """Say that output could not be written; the exit code, or None if it was about another thing.
+
+    A pipe that its reader has closed is no failure to speak of.
+    """
+    if error.errno == errno.EPIPE:
+        return EXIT_PIPE
+    if error.errno not in _NO_PLACE:
+        return None
+    where = error.filename or "the output"
+    print_error(f"cannot write {where}: {error.strerror}; make room, or write elsewhere", error)
+    return EXIT_ERROR
+
+
+def flush_output() -> OSError | None:
+    """Write out what stdout and stderr hold; returns why stdout cannot be written.
+
+    A stream that fails is pointed at the null device: the interpreter flushes once more at exit,
+    and would change the exit code.
+    """
+    failure = None
+    streams: tuple[TextIO | None, ...] = (sys.stdout, sys.stderr)  # None where one was closed
+    for stream in streams:
+        if stream is None or stream.closed:
+            continue
+        try:
+            stream.flush()
+        except OSError as error:
+            failure = error if stream is sys.stdout else failure
+            with contextlib.suppress(OSError):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, stream.fileno())
+                os.close(null)
+    return failure
 
 
 def usage_message(error: Exception) -> str | None:

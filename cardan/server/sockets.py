@@ -79,7 +79,7 @@ def _reason(error: OSError) -> str:
         return "permission denied; choose a port above 1023 or a directory you may write to"
     if error.errno == errno.EADDRNOTAVAIL:
         return "this machine has no such address; use --host 0.0.0.0 for all it has"
-    return error.strerror or "the system refuses"
+    return f"{error.strerror or error}; choose another address with --port, --host or --uds"
 
 
 def address_of(config: ServerConfig, sock: socket.socket) -> str:

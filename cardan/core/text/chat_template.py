@@ -4,23 +4,19 @@ The template comes with the model and is untrusted: it runs in a sandbox, sees p
 whatever goes wrong inside it is a `TextError` of the request.
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cardan.core.text.errors import TextError
+from cardan.core.text.template_sandbox import DEADLINE, TemplateSandbox
 
 MAX_PROMPT_CHARS = 32 * 1024 * 1024
-_MAX_POWER_BITS = 4096
+# A long conversation renders within a fraction of a second.
+MAX_RENDER_SECONDS = 5.0
 # Stands in the final message while it is rendered; the trailing space tells whether the template
 # trims messages.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -37,6 +33,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         *,
         max_chars: int = MAX_PROMPT_CHARS,
+        max_seconds: float = MAX_RENDER_SECONDS,
     ) -> None:
         """Compile `source`.
 
@@ -44,6 +41,7 @@ class ChatTemplate:
             source: the Jinja text.
             special_tokens: variables such as ``bos_token``; arguments of `render` go before them.
             max_chars: most characters that a prompt may have.
+            max_seconds: longest time that a rendering may take, watched at loops and calls.
 
         Raises:
             TextError: the template has a syntax error.
@@ -51,8 +49,9 @@ class ChatTemplate:
         self._source = source
         self._special_tokens = MappingProxyType(dict(special_tokens))
         self._max_chars = max_chars
+        self._max_seconds = max_seconds
         try:
-            self._template = _environment(max_chars).from_string(source)
+            self._template = TemplateSandbox(max_chars).from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TextError(
                 f"the chat template has a syntax error in line {error.lineno}: {error.message}"
@@ -110,8 +109,9 @@ class ChatTemplate:
     def _run(self, variables: Mapping[str, Any]) -> str:
         pieces: list[str] = []
         length = 0
+        deadline = {DEADLINE: time.monotonic() + self._max_seconds}
         try:
-            for piece in self._template.generate(variables):
+            for piece in self._template.generate({**variables, **deadline}):
                 length += len(piece)
                 if length > self._max_chars:
                     raise TextError(
@@ -216,119 +216,3 @@ def _rebuild(value: object, where: str) -> Any:
         f"{where} is a {type(value).__name__}; a chat template takes strings, numbers, booleans, "
         "lists and objects only"
     )
-
-
-class _GenerationExtension(Extension):
-    """Accepts ``{% generation %}``, which marks assistant text for training and changes nothing."""
-
-    tags = {"generation"}  # noqa: RUF012  (the base class declares it)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """Parse to a scope of its own that writes its body."""
-        lineno = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        scope: nodes.Node = nodes.CallBlock(self.call_method("_write"), [], [], body)
-        return scope.set_lineno(lineno)
-
-    def _write(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """Jinja's namespace without names that lead to Python's internals."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        # `self` is taken from the arguments so that a template may store that name.
-        jinja2.utils.Namespace.__init__(*args, **kwargs)
-        for name in dict(*args[1:], **kwargs):
-            _check_name(name)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-class _Dict:
-    """``dict`` for templates: it makes dictionaries and has no other attribute."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
-
-
-def _check_name(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace cannot hold {name!r}")
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with a bound on what one operator may make."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def __init__(self, max_chars: int) -> None:
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_GenerationExtension, "jinja2.ext.loopcontrols"],
-        )
-        self._max_chars = max_chars
-
-    def call_binop(
-        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
-    ) -> Any:
-        """Refuse to repeat a text or raise a number beyond all need."""
-        if operator == "*":
-            for repeated, times in ((left, right), (right, left)):
-                if isinstance(repeated, str | list | tuple) and isinstance(times, int):
-                    self._check_size(len(repeated) * times)
-        elif isinstance(left, int) and isinstance(right, int):
-            self._check_power(left, right)
-        return super().call_binop(context, operator, left, right)
-
-    def _check_size(self, size: int) -> None:
-        if size > self._max_chars:
-            raise SecurityError("the result of * is too large")
-
-    def _check_power(self, base: int, exponent: int) -> None:
-        if base.bit_length() * exponent > _MAX_POWER_BITS:
-            raise SecurityError("the result of ** is too large")
-
-
-def _environment(max_chars: int) -> jinja2.Environment:
-    environment = _Environment(max_chars)
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(
-        raise_exception=_raise_exception,
-        strftime_now=_strftime_now,
-        dict=_Dict(),
-        namespace=_Namespace,
-    )
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as models have seen it in training: Jinja's own filter would escape HTML characters."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

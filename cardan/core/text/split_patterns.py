@@ -10,6 +10,7 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
 from cardan.core.text.errors import TextError
+from cardan.core.types.errors import shown
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -129,7 +130,7 @@ def split_rule(name: str) -> SplitRule:
     rule = _RULES.get(name)
     if rule is None:
         raise TextError(
-            f"tokenizer.ggml.pre is {name!r}, which is not known; use the model's directory with a "
-            f"tokenizer.json instead. Known: {', '.join(sorted(_RULES))}"
+            f"tokenizer.ggml.pre is {shown(name)}, which is not known; use the model's "
+            f"directory with a tokenizer.json instead. Known: {', '.join(sorted(_RULES))}"
         )
     return rule

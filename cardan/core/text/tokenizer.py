@@ -278,9 +278,13 @@ def _as_special(token: AddedToken) -> AddedToken:
 
 
 def _encode(backend: Backend, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-    if len(texts) == 1:
-        return [backend.encode(texts[0], add_special_tokens=add_special_tokens).ids]
-    encodings = backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+    try:
+        if len(texts) == 1:
+            return [backend.encode(texts[0], add_special_tokens=add_special_tokens).ids]
+        encodings = backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+    except Exception as error:  # The library raises bare Exception where a vocabulary has holes.
+        reason = " ".join(str(error).split())
+        raise TextError(f"the tokenizer of this model cannot write the text: {reason}") from error
     return [encoding.ids for encoding in encodings]
 
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from cardan.core.text.errors import TextError
 from cardan.core.text.tokenizer import Tokenizer
+from cardan.core.types.errors import shown
 
 _ROLES = (
     "bos_token",
@@ -22,6 +23,9 @@ _ROLES = (
 )
 # Transformers writes 1e30 for "no limit".
 _NO_MAX_LENGTH = 10**15
+# Far above what any such side file or vocabulary has.
+_MOST_BYTES = 128 << 20
+_MOST_IDS = 1 << 31
 
 
 def load_tokenizer(
@@ -45,10 +49,7 @@ def load_tokenizer(
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise TextError(_missing_message(directory))
-    try:
-        backend = Backend.from_file(str(path))
-    except Exception as error:  # The library raises bare Exception for a malformed file.
-        raise TextError(f"{path} is no valid tokenizer file: {error}") from error
+    backend = _read_backend(path)
     config = _read_json(directory / "tokenizer_config.json")
     roles = dict(config)
     if "added_tokens_decoder" not in config:
@@ -62,6 +63,18 @@ def load_tokenizer(
         chat_templates=_chat_templates(directory, config),
         max_length=_max_length(config),
     )
+
+
+def _read_backend(path: Path) -> Backend:
+    try:
+        return Backend.from_file(str(path))
+    except Exception as error:  # The library raises bare Exception for a malformed file.
+        reason = " ".join(str(error).split())
+    except BaseException as error:  # A panic of the library is no Exception.
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        reason = f"the tokenizers library gave up on it ({shown(str(error))})"
+    raise TextError(f"{path} is no valid tokenizer file: {reason}")
 
 
 def _missing_message(directory: Path) -> str:
@@ -78,15 +91,30 @@ def _missing_message(directory: Path) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no file."""
-    if not path.is_file():
+    text = _read_text(path)
+    if text is None:
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TextError(f"{path} is no valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise TextError(f"{path} holds a {type(value).__name__}; it must hold an object")
     return value
+
+
+def _read_text(path: Path) -> str | None:
+    """The text of a file; None if there is no such regular file."""
+    try:
+        if not path.is_file():
+            return None
+        if path.stat().st_size > _MOST_BYTES:
+            raise TextError(f"{path} is larger than {_MOST_BYTES} bytes; download it again")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TextError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise TextError(f"{path} is no valid UTF-8 at byte {error.start}") from error
 
 
 def _text_of(value: object) -> str | None:
@@ -121,12 +149,10 @@ def _add_tokens(
         named.extend(text for value in extra if (text := _text_of(value)) is not None)
     tokens: dict[str, AddedToken] = {}
     if "added_tokens_decoder" in config:
-        entries = config["added_tokens_decoder"]
-        for _, flags in sorted(entries.items(), key=lambda item: int(item[0])):
+        for flags in _added_entries(directory, config["added_tokens_decoder"]):
             tokens[flags["content"]] = _added_token(flags, flags["content"] in named)
     else:
-        entries = _read_json(directory / "added_tokens.json")
-        for text, _ in sorted(entries.items(), key=lambda item: int(item[1])):
+        for text in _older_entries(directory / "added_tokens.json"):
             tokens[text] = AddedToken(text, special=text in named, normalized=text not in named)
     flags_of = {text: value for value in roles.values() if (text := _text_of(value)) is not None}
     for text in named:
@@ -135,6 +161,28 @@ def _add_tokens(
         tokens.setdefault(text, _added_token(flags, True))
     missing = [token for text, token in tokens.items() if text and text not in known]
     backend.add_tokens(missing)
+
+
+def _added_entries(directory: Path, value: object) -> list[Mapping[str, Any]]:
+    """The entries of ``added_tokens_decoder`` (id to flags), by id."""
+    entries: list[tuple[int, Mapping[str, Any]]] = []
+    for key, flags in value.items() if isinstance(value, Mapping) else [("", value)]:
+        if not (str(key).isdecimal() and isinstance(flags, Mapping) and _text_of(flags)):
+            raise TextError(
+                f"{directory / 'tokenizer_config.json'}: 'added_tokens_decoder' must map ids to "
+                f"objects with a 'content', has {shown(key)}: {shown(flags)}"
+            )
+        entries.append((int(key), flags))
+    return [flags for _, flags in sorted(entries, key=lambda entry: entry[0])]
+
+
+def _older_entries(path: Path) -> list[str]:
+    """The tokens of ``added_tokens.json`` (text to id), by id."""
+    entries = _read_json(path)
+    for text, token_id in entries.items():
+        if not isinstance(token_id, int):
+            raise TextError(f"{path}: the id of {shown(text)} is {shown(token_id)}, no integer")
+    return sorted(entries, key=lambda text: int(entries[text]))
 
 
 def _added_token(flags: Mapping[str, Any], special: bool) -> AddedToken:
@@ -161,9 +209,11 @@ def _eos_token_ids(directory: Path, generation_config: Mapping[str, Any] | None)
         return frozenset()
     ids = value if isinstance(value, list | tuple) else [value]
     for token_id in ids:
-        if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
+        is_integer = isinstance(token_id, int) and not isinstance(token_id, bool)
+        if not is_integer or not 0 <= token_id < _MOST_IDS:
             raise TextError(
-                f"eos_token_id in {where} is {value!r}; it must be a token id or a list of them"
+                f"eos_token_id in {where} is {shown(value)}; it must be a token id or a list of "
+                "them"
             )
     return frozenset(ids)
 
@@ -171,11 +221,13 @@ def _eos_token_ids(directory: Path, generation_config: Mapping[str, Any] | None)
 def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name: files first, then ``tokenizer_config.json``."""
     templates: dict[str, str] = {}
-    main = directory / "chat_template.jinja"
-    if main.is_file():
-        templates["default"] = main.read_text(encoding="utf-8")
+    main = _read_text(directory / "chat_template.jinja")
+    if main is not None:
+        templates["default"] = main
     for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = path.read_text(encoding="utf-8")
+        text = _read_text(path)
+        if text is not None:
+            templates[path.stem] = text
     if templates:
         return templates
     value = _read_json(directory / "chat_template.json").get("chat_template")
@@ -186,8 +238,19 @@ def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str
     if isinstance(value, Mapping):
         return {str(name): source for name, source in value.items() if isinstance(source, str)}
     if isinstance(value, list):
-        return {entry["name"]: entry["template"] for entry in value}
+        return {name: source for name, source in map(_named_template, value)}
     return {}
+
+
+def _named_template(entry: object) -> tuple[str, str]:
+    fields = entry if isinstance(entry, Mapping) else {}
+    name, source = fields.get("name"), fields.get("template")
+    if not isinstance(name, str) or not isinstance(source, str):
+        raise TextError(
+            f"chat_template: {shown(entry)} must be an object with the strings 'name' and "
+            "'template'"
+        )
+    return name, source
 
 
 def _max_length(config: Mapping[str, Any]) -> int | None:

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from cardan.core.text.errors import TextError
+from cardan.core.text.gguf_keys import GGUFKeys
 from cardan.core.text.split_patterns import split_rule
 from cardan.core.text.token_bytes import BYTE_ALPHABET, SPM_SPACE, byte_level_token
 from cardan.core.text.tokenizer import Tokenizer
+from cardan.core.types.errors import shown
 
 # Values of tokenizer.ggml.token_type.
 _CONTROL = 3
@@ -53,57 +53,53 @@ def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
     Raises:
         TextError: a key is missing, malformed, or names something unknown.
     """
-    model = metadata.get("tokenizer.ggml.model")
-    builders: dict[str, Callable[[Mapping[str, object], _Vocabulary], tuple[Backend, bool]]] = {
+    keys = GGUFKeys(metadata)
+    model = keys.text("model")
+    builders: dict[str, Callable[[GGUFKeys, _Vocabulary, bool], tuple[Backend, bool]]] = {
         "gpt2": _byte_level_backend,
         "llama": _sentencepiece_backend,
     }
     builder = builders.get(str(model))
     if builder is None:
         raise TextError(
-            f"tokenizer.ggml.model is {model!r}; known are {', '.join(builders)}. Use the model's "
-            "directory with a tokenizer.json instead"
+            f"tokenizer.ggml.model is {shown(model)}; known are {', '.join(builders)}. Use the "
+            "model's directory with a tokenizer.json instead"
         )
-    vocabulary = _vocabulary(metadata)
-    backend, adds_bos = builder(metadata, vocabulary)
-    roles = _roles(metadata, vocabulary)
+    vocabulary = _vocabulary(keys)
+    is_gemma = str(metadata.get("general.architecture", "")).startswith("gemma")
+    backend, adds_bos = builder(keys, vocabulary, is_gemma)
+    roles = _roles(keys, vocabulary)
     _add_special_tokens(backend, vocabulary, roles)
-    _set_post_processor(backend, metadata, roles, adds_bos)
+    _set_post_processor(backend, keys, roles, adds_bos)
     return Tokenizer(
         backend,
         special_tokens=roles,
-        eos_token_ids=_eos_token_ids(metadata, vocabulary),
+        eos_token_ids=_eos_token_ids(keys, vocabulary),
         chat_templates=_chat_templates(metadata),
     )
 
 
-def _vocabulary(metadata: Mapping[str, object]) -> _Vocabulary:
-    def values(name: str) -> list[Any]:
-        value = metadata.get(f"tokenizer.ggml.{name}")
-        if isinstance(value, np.ndarray):
-            return list(value.tolist())
-        return list(value) if isinstance(value, Sequence) else []
-
-    tokens = values("tokens")
+def _vocabulary(keys: GGUFKeys) -> _Vocabulary:
+    tokens = keys.strings("tokens")
     if not tokens:
         raise TextError("tokenizer.ggml.tokens is missing: this GGUF file holds no tokenizer")
-    types, scores = values("token_type"), values("scores")
-    for name, found in (("token_type", types), ("scores", scores)):
-        if found and len(found) != len(tokens):
+    types, scores = keys.integers("token_type"), keys.numbers("scores")
+    for name, count in (("token_type", len(types)), ("scores", len(scores))):
+        if count and count != len(tokens):
             raise TextError(
-                f"tokenizer.ggml.{name} has {len(found)} entries for {len(tokens)} tokens; "
+                f"tokenizer.ggml.{name} has {count} entries for {len(tokens)} tokens; "
                 "the file is damaged"
             )
-    return _Vocabulary(tokens, types, scores, values("merges"))
+    return _Vocabulary(tokens, types, scores, keys.strings("merges"))
 
 
 def _byte_level_backend(
-    metadata: Mapping[str, object], vocabulary: _Vocabulary
+    keys: GGUFKeys, vocabulary: _Vocabulary, is_gemma: bool
 ) -> tuple[Backend, bool]:
     """Byte-level BPE, and whether its family puts a begin token first."""
     if not vocabulary.merges:
         raise TextError("tokenizer.ggml.merges is missing; byte-level BPE cannot do without")
-    rule = split_rule(str(metadata.get("tokenizer.ggml.pre", "default")))
+    rule = split_rule(keys.text("pre") or "default")
     whole = {*vocabulary.of_type(_CONTROL), *vocabulary.of_type(_USER_DEFINED)}
     vocab: dict[str, int] = {}
     for index, token in enumerate(vocabulary.tokens):
@@ -118,7 +114,8 @@ def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **options: bool) 
     try:
         return Backend(models.BPE(vocab=vocab, merges=merges, **options))
     except Exception as error:  # The library raises bare Exception for a pair it does not know.
-        raise TextError(f"tokenizer.ggml.merges do not fit the tokens: {error}") from error
+        reason = " ".join(str(error).split())
+        raise TextError(f"tokenizer.ggml.merges do not fit the tokens: {reason}") from error
 
 
 def _byte_level_spelling(token: str, whole: set[str]) -> str:
@@ -129,10 +126,9 @@ def _byte_level_spelling(token: str, whole: set[str]) -> str:
 
 
 def _sentencepiece_backend(
-    metadata: Mapping[str, object], vocabulary: _Vocabulary
+    keys: GGUFKeys, vocabulary: _Vocabulary, is_gemma: bool
 ) -> tuple[Backend, bool]:
     """SentencePiece BPE with byte fallback, which puts a begin token first."""
-    is_gemma = str(metadata.get("general.architecture", "")).startswith("gemma")
     tokens = [_spm_spelling(token) for token in vocabulary.tokens]
     vocab: dict[str, int] = {}
     for index, token in enumerate(tokens):
@@ -145,7 +141,7 @@ def _sentencepiece_backend(
     else:
         merges = _implied_merges(vocab, vocabulary.scores)
     backend = _bpe(vocab, merges, fuse_unk=True, byte_fallback=True)
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", not is_gemma))
+    prefix = keys.flag("add_space_prefix", not is_gemma)
     backend.pre_tokenizer = pre_tokenizers.Metaspace(
         replacement=SPM_SPACE, prepend_scheme="first" if prefix else "never", split=False
     )
@@ -166,7 +162,7 @@ def _file_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     for merge in vocabulary.merges:
         left, space, right = merge.partition(" ")
         if not space:
-            raise TextError(f"tokenizer.ggml.merges has {merge!r}, which is no pair of tokens")
+            raise TextError(f"tokenizer.ggml.merges has {shown(merge)}, which is no pair of tokens")
         merges.append((left, right))
     return merges
 
@@ -190,20 +186,10 @@ def _implied_merges(vocab: Mapping[str, int], scores: Sequence[float]) -> list[t
     return [(left, right) for *_, left, right in ranked]
 
 
-def _token_id(metadata: Mapping[str, object], key: str, limit: int) -> int | None:
-    value = metadata.get(f"tokenizer.ggml.{key}")
-    if value is None:
-        return None
-    token_id = int(value)  # type: ignore[call-overload]
-    if not 0 <= token_id < limit:
-        raise TextError(f"tokenizer.ggml.{key} is {token_id}, but there are {limit} tokens")
-    return int(token_id)
-
-
-def _roles(metadata: Mapping[str, object], vocabulary: _Vocabulary) -> dict[str, str]:
+def _roles(keys: GGUFKeys, vocabulary: _Vocabulary) -> dict[str, str]:
     roles = {}
     for role, key in _ROLES.items():
-        token_id = _token_id(metadata, key, len(vocabulary.tokens))
+        token_id = keys.token_id(key, len(vocabulary.tokens))
         if token_id is not None:
             roles[role] = vocabulary.tokens[token_id]
     return roles
@@ -231,12 +217,12 @@ def _known_spelling(token: str, backend: Backend) -> str:
 
 
 def _set_post_processor(
-    backend: Backend, metadata: Mapping[str, object], roles: Mapping[str, str], adds_bos: bool
+    backend: Backend, keys: GGUFKeys, roles: Mapping[str, str], adds_bos: bool
 ) -> None:
     """Put the begin and end tokens that the file asks for around a text."""
     bos, eos = roles.get("bos_token"), roles.get("eos_token")
-    with_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos)) and bos is not None
-    with_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False)) and eos is not None
+    with_bos = keys.flag("add_bos_token", adds_bos) and bos is not None
+    with_eos = keys.flag("add_eos_token", False) and eos is not None
     pieces = [bos if with_bos else None, "$A", eos if with_eos else None]
     around = {token for token in (pieces[0], pieces[2]) if token is not None}
     if around:
@@ -246,9 +232,9 @@ def _set_post_processor(
         )
 
 
-def _eos_token_ids(metadata: Mapping[str, object], vocabulary: _Vocabulary) -> frozenset[int]:
+def _eos_token_ids(keys: GGUFKeys, vocabulary: _Vocabulary) -> frozenset[int]:
     limit = len(vocabulary.tokens)
-    named = {_token_id(metadata, key, limit) for key in _EOS_KEYS}
+    named = {keys.token_id(key, limit) for key in _EOS_KEYS}
     usual = {
         index
         for index, (token, kind) in enumerate(
@@ -264,8 +250,9 @@ def _chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
     prefix = "tokenizer.chat_template"
     templates = {}
     for key, value in metadata.items():
-        if key == prefix:
-            templates["default"] = str(value)
-        elif key.startswith(f"{prefix}."):
-            templates[key[len(prefix) + 1 :]] = str(value)
+        if key != prefix and not key.startswith(f"{prefix}."):
+            continue
+        if not isinstance(value, str):
+            raise TextError(f"{key} is {shown(value)}, which is not a string; the file is damaged")
+        templates[key[len(prefix) + 1 :] or "default"] = value
     return templates

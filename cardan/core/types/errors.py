@@ -1,5 +1,14 @@
 """The exception family that callers may see. Anything else that escapes is a defect of cardan."""
 
+import reprlib
+
+
+def shown(value: object) -> str:
+    """A value of unknown origin for a message: short, on one line, without control characters."""
+    brief = reprlib.Repr()
+    brief.maxstring = brief.maxother = 80
+    return " ".join(brief.repr(value).split())
+
 
 class CardanError(Exception):
     """Root of all errors that cardan raises on purpose."""

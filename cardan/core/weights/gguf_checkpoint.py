@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from cardan.core.interfaces.errors import WeightsError
+from cardan.core.types.errors import shown
 from cardan.core.weights.gguf_config import hf_config_from_gguf
 from cardan.core.weights.gguf_dequant import PLAIN_DTYPES, dequantize
 from cardan.core.weights.gguf_file import GGUFFile, GGUFTensor
@@ -94,9 +95,9 @@ class GGUFCheckpoint:
 
 def _check_whole(file: GGUFFile) -> None:
     parts = file.metadata.get("split.count", 1)
-    if parts not in (0, 1):
+    if not isinstance(parts, int) or parts not in (0, 1):
         raise WeightsError(
-            f"{file.path}: metadata 'split.count': the model is split into {parts} files; "
+            f"{file.path}: metadata 'split.count': the model is split into {shown(parts)} files; "
             "join them with `llama-gguf-split --merge FIRST_FILE OUTPUT_FILE`"
         )
 

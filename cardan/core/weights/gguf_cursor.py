@@ -32,6 +32,8 @@ _NUMBER_DTYPES: Final[dict[int, np.dtype[Any]]] = {
 }
 # The format allows arrays of arrays without a limit; no known writer nests at all.
 _MAX_ARRAY_DEPTH: Final = 4
+# Names in a file can be as long as the file; messages show the start.
+_MAX_FIELD_SHOWN: Final = 200
 # A string is a u64 length and its bytes; an array is a u32 type, a u64 count and its items.
 _MIN_STRING_BYTES: Final = 8
 _MIN_ARRAY_BYTES: Final = 12
@@ -60,7 +62,7 @@ class GGUFCursor:
 
     def fail(self, field: str, problem: str) -> NoReturn:
         """Raise the error that says what is wrong with `field`."""
-        raise WeightsError(f"{self._path}: {field}: {problem}")
+        raise WeightsError(f"{self._path}: {field[:_MAX_FIELD_SHOWN]}: {problem}")
 
     def skip(self, nbytes: int, field: str) -> bytes:
         """Take `nbytes` raw bytes."""

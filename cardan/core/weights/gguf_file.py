@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cardan.core.interfaces.errors import WeightsError
+from cardan.core.types.errors import shown
 from cardan.core.weights.gguf_cursor import GGUFCursor
 from cardan.core.weights.gguf_types import BLOCK_FORMATS, GGMLType
 
@@ -112,6 +114,10 @@ class GGUFFile:
 
 def _map_file(path: Path) -> mmap.mmap:
     try:
+        # Opening a pipe would wait for a writer.
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise WeightsError(f"{path}: is no regular file; give the path of a .gguf file")
         with path.open("rb") as file:
             if file.seek(0, 2) == 0:
                 raise WeightsError(f"{path}: is empty; download it again")
@@ -184,7 +190,7 @@ def _read_alignment(cursor: GGUFCursor, metadata: dict[str, object]) -> int:
     ):
         cursor.fail(
             "metadata 'general.alignment'",
-            f"is {alignment!r}, not a power of two up to {_MAX_ALIGNMENT}",
+            f"is {shown(alignment)}, not a power of two up to {_MAX_ALIGNMENT}",
         )
     return alignment
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cardan.core.interfaces.errors import WeightsError
+from cardan.core.types.errors import shown
 
 
 class GGUFMetadata:
@@ -43,7 +44,7 @@ class GGUFMetadata:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
-            raise WeightsError(f"metadata {self._prefix + key!r}: {value!r} is not an integer")
+            raise WeightsError(f"metadata {self._prefix + key!r}: {shown(value)} is not an integer")
         return value
 
     def number(self, key: str) -> float:
@@ -59,14 +60,16 @@ class GGUFMetadata:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-            raise WeightsError(f"metadata {self._prefix + key!r}: {value!r} is not a finite number")
+            raise WeightsError(
+                f"metadata {self._prefix + key!r}: {shown(value)} is not a finite number"
+            )
         return float(value)
 
     def optional_string(self, key: str) -> str | None:
         """A string, or None if it is not given."""
         value = self._metadata.get(self._prefix + key)
         if value is not None and not isinstance(value, str):
-            raise WeightsError(f"metadata {self._prefix + key!r}: {value!r} is not a string")
+            raise WeightsError(f"metadata {self._prefix + key!r}: {shown(value)} is not a string")
         return value
 
     def _scalar(self, key: str) -> object:

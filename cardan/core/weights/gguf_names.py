@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Final
 
 from cardan.core.interfaces.errors import WeightsError
+from cardan.core.types.errors import shown
 
 # Frequency factors of Llama 3's RoPE scaling: no Hugging Face checkpoint has such a tensor.
 ROPE_FREQS: Final = "rope_freqs.weight"
@@ -80,7 +81,7 @@ def check_architecture(architecture: object) -> str:
     if isinstance(architecture, str) and architecture in _LAYER_NAMES:
         return architecture
     raise WeightsError(
-        f"metadata 'general.architecture': {architecture!r} is not a known GGUF architecture "
+        f"metadata 'general.architecture': {shown(architecture)} is not a known GGUF architecture "
         f"(known: {', '.join(KNOWN_ARCHITECTURES)}); use the model's safetensors files instead"
     )
 
@@ -104,7 +105,7 @@ def map_tensor_names(architecture: str, gguf_names: Iterable[str]) -> dict[str, 
         if match is not None and match[2] in layer_names:
             hf_name = f"model.layers.{match[1]}.{layer_names[match[2]]}.{match[3]}"
         if hf_name is None:
-            unknown.append(name)
+            unknown.append(shown(name))
         else:
             sources[hf_name] = TensorSource(name, _stored(architecture, hf_name))
     if unknown:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cardan.core.interfaces.errors import WeightsError
+from cardan.core.types.errors import shown
 from cardan.core.weights.gguf_metadata import GGUFMetadata
 from cardan.core.weights.gguf_names import ROPE_FREQS
 
@@ -31,7 +32,7 @@ def rope_scaling_from_metadata(metadata: GGUFMetadata) -> dict[str, Any] | None:
         return None
     if kind not in ("linear", "yarn"):
         raise WeightsError(
-            f"metadata 'rope.scaling.type': {kind!r} is not read (known: none, linear, yarn); "
+            f"metadata 'rope.scaling.type': {shown(kind)} is not read (known: none, linear, yarn); "
             "use the model's safetensors files instead"
         )
     if factor is None or factor <= 0:

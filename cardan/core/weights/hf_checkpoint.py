@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from cardan.core.interfaces.errors import WeightsError
+from cardan.core.types.errors import shown
 from cardan.core.weights.hf_config import load_hf_config, load_json_object
 
 _SINGLE: Final = "model.safetensors"
@@ -81,7 +83,10 @@ class HFCheckpoint:
         if file not in self._shards:
             path = self.directory / file
             try:
-                shard: Any = safe_open(path, framework="pt")
+                with path.open("rb"):  # whose errors say more than the library's
+                    shard: Any = safe_open(path, framework="pt")
+            except PermissionError as error:
+                raise WeightsError(f"{path}: cannot be opened: {error.strerror}") from error
             except (SafetensorError, OSError) as error:
                 raise WeightsError(
                     f"{path}: is not a whole safetensors file ({error}); download it again"
@@ -99,7 +104,9 @@ class HFCheckpoint:
         return dict.fromkeys(self._shard_names[file], file)
 
     def _single_file(self) -> str:
-        files = sorted(path.name for path in self.directory.glob("*.safetensors"))
+        # Opening a pipe would wait for a writer.
+        found = self.directory.glob("*.safetensors")
+        files = sorted(path.name for path in found if path.is_file())
         if _SINGLE in files:
             return _SINGLE
         if len(files) == 1:
@@ -123,10 +130,12 @@ class HFCheckpoint:
             raise WeightsError(f"{index}: 'weight_map' must be an object with an entry per tensor")
         for name, file in weight_map.items():
             # Names come from whoever published the model: they may not lead out of the directory.
-            if not isinstance(file, str) or file != Path(file).name:
-                raise WeightsError(f"{index}: tensor {name!r}: {file!r} is not a plain file name")
+            if not isinstance(file, str) or file != Path(file).name or "\0" in file:
+                raise WeightsError(
+                    f"{index}: tensor {shown(name)}: {shown(file)} is not a plain file name"
+                )
         files = sorted(set(weight_map.values()))
-        missing = [file for file in files if not (self.directory / file).is_file()]
+        missing = [file for file in files if not os.path.isfile(self.directory / file)]
         if missing:
             raise WeightsError(
                 f"{self.directory}: {len(missing)} of {len(files)} shards are missing "

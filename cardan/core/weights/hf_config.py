@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cardan.core.interfaces.errors import WeightsError
+
+# The index of a model with a million tensors is about as large.
+_MAX_JSON_BYTES: Final = 128 << 20
 
 
 def load_hf_config(directory: str | Path) -> dict[str, Any]:
@@ -37,6 +40,12 @@ def load_json_object(path: Path) -> dict[str, Any]:
         WeightsError: it cannot be read, is not JSON, or holds something else.
     """
     try:
+        nbytes = path.stat().st_size
+        if nbytes > _MAX_JSON_BYTES:
+            raise WeightsError(
+                f"{path}: has {nbytes} bytes, more than such a file ever has ({_MAX_JSON_BYTES}); "
+                "download it again"
+            )
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read: {error.strerror or error}") from error

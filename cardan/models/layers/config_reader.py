@@ -1,9 +1,14 @@
 """Typed reading of a model's ``config.json``, with errors that name the key."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from cardan.core.interfaces.errors import ConfigError
+from cardan.core.types.errors import shown
+
+# An integer may be larger than any float.
+_LARGEST = sys.float_info.max
 
 
 class ConfigReader:
@@ -32,7 +37,7 @@ class ConfigReader:
 
     def refuse(self, key: str, why: str) -> ConfigError:
         """The error for a value that cannot be honoured; the caller raises it."""
-        return ConfigError(f"{self.where(key)} is {self._config.get(key)!r}: {why}")
+        return ConfigError(f"{self.where(key)} is {shown(self._config.get(key))}: {why}")
 
     def names(self) -> tuple[str, ...]:
         """Keys that hold something."""
@@ -57,7 +62,7 @@ class ConfigReader:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.refuse(key, "must be a number")
-        if not 0 < value < float("inf"):
+        if not 0 < value <= _LARGEST:
             raise self.refuse(key, "must be positive and finite")
         return float(value)
 
