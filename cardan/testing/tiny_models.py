@@ -128,13 +128,14 @@ def make_tiny_model(name: str, directory: Path) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(len(name))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(len(name))
-        model = AutoModelForCausalLM.from_config(
+        made: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+        )
+    model: PreTrainedModel = made.eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
-                parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
     model.save_pretrained(directory)
     make_tokenizer().save(str(directory / "tokenizer.json"))
     return model

@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from attention_oracle import Geometry, PagedBatch, build
 
-from cardan.core.interfaces.attention import LayerParams
+from cardan.core.interfaces.attention import KVLayout, LayerParams
 from cardan.core.interfaces.capabilities import DeviceInfo
 from cardan.core.interfaces.errors import UnsupportedError
 from cardan.platforms.cpu.attention import CpuAttention
+from cardan.testing.conformance.attention_truth import error_text
+from cardan.testing.conformance.paged_batches import Geometry, PagedBatch, Placement
 
 DEVICE = DeviceInfo(platform="cpu", index=0, name="test", arch="test")
 TOLERANCE = {"float32": 2e-6, "bfloat16": 3e-2, "float16": 3e-3}
@@ -18,19 +18,26 @@ MIXED = [(1, 1), (1, 9), (5, 5), (3, 17), (1, 33), (8, 8), (13, 40), (1, 12), (2
 EVEN_DECODE = [(1, 11)] * 5
 
 
+def build(backend, geometry):
+    """Planning and running need no open device."""
+    return backend(geometry.spec, KVLayout(), None)
+
+
+def check(batch, backend, layer, tolerance):
+    with torch.inference_mode():
+        out = batch.run(backend, layer)
+    assert out.dtype == batch.geometry.torch_dtype
+    assert not error_text(out, batch.truth(layer)[0], tolerance)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("rows", [MIXED, EVEN_DECODE], ids=["mixed", "decode"])
 @pytest.mark.parametrize("window", [None, 1, 6])
 def test_agrees_with_oracle(dtype, rows, window):
     geometry = Geometry(dtype=dtype)
-    batch = PagedBatch(geometry, rows, 1, padding=2)
+    batch = PagedBatch(geometry, rows, 1, Placement(padding=2))
     layer = LayerParams(scale=0.25, window=window)
-    with torch.inference_mode():
-        out = batch.run(build(CpuAttention, geometry), layer)
-    tolerance = TOLERANCE[dtype]
-    np.testing.assert_allclose(
-        out.double().numpy(), batch.truth(layer)[0], rtol=tolerance, atol=tolerance
-    )
+    check(batch, build(CpuAttention, geometry), layer, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2), (4, 1)])
@@ -39,9 +46,7 @@ def test_heads_and_dims(heads, dims):
     geometry = Geometry(heads=heads[0], kv_heads=heads[1], k_dim=dims[0], v_dim=dims[1])
     batch = PagedBatch(geometry, MIXED, 2)
     layer = LayerParams(scale=0.3)
-    with torch.inference_mode():
-        out = batch.run(build(CpuAttention, geometry), layer)
-    np.testing.assert_allclose(out.double().numpy(), batch.truth(layer)[0], rtol=2e-6, atol=2e-6)
+    check(batch, build(CpuAttention, geometry), layer, 2e-6)
 
 
 def test_chunk_boundaries(monkeypatch):
@@ -51,9 +56,7 @@ def test_chunk_boundaries(monkeypatch):
     layer = LayerParams(scale=0.25)
     backend = build(CpuAttention, geometry)
     assert len(backend.plan(batch.batch).pieces.ends) > 5
-    with torch.inference_mode():
-        out = batch.run(backend, layer)
-    np.testing.assert_allclose(out.double().numpy(), batch.truth(layer)[0], rtol=2e-6, atol=2e-6)
+    check(batch, backend, layer, 2e-6)
 
 
 @pytest.mark.parametrize("field", ["softcap", "sinks", "alibi", "lse"])

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from attention_oracle import Geometry, PagedBatch, build
 
 from cardan.core.interfaces import torch_attention
 from cardan.core.interfaces.attention import KVLayout, LayerParams
@@ -11,22 +10,28 @@ from cardan.core.interfaces.capabilities import DeviceInfo
 from cardan.core.interfaces.errors import UnsupportedError
 from cardan.core.interfaces.torch_attention import cut_pieces
 from cardan.core.ops.reference.attention import ReferenceAttention
+from cardan.testing.conformance.attention_truth import error_text
+from cardan.testing.conformance.paged_batches import Geometry, PagedBatch, Placement
 
 DEVICE = DeviceInfo(platform="cpu", index=0, name="test", arch="test")
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2e-2, "float16": 2e-3}
 MIXED = [(1, 1), (1, 9), (5, 5), (3, 17), (1, 33), (8, 8), (13, 40), (1, 12), (2, 2)]
 
 
+def build(backend, geometry):
+    """Planning and running need no open device."""
+    return backend(geometry.spec, KVLayout(), None)
+
+
 def check(batch, backend, layer, lse=False):
     sums = torch.full((batch.batch.num_tokens, batch.geometry.heads), -7.0) if lse else None
     with torch.inference_mode():
         out = batch.run(backend, layer, sums)
+    assert out.dtype == batch.geometry.torch_dtype
     want, want_lse = batch.truth(layer)
-    tolerance = TOLERANCE[batch.geometry.dtype]
-    np.testing.assert_allclose(out.double().numpy(), want, rtol=tolerance, atol=tolerance)
+    assert not error_text(out, want, TOLERANCE[batch.geometry.dtype])
     if sums is not None:
-        got = sums[: len(want_lse)].double().numpy()
-        np.testing.assert_allclose(got, want_lse, rtol=2e-6, atol=2e-6)
+        assert not error_text(sums[: len(want_lse)], want_lse, 2e-6)
 
 
 def layer_params(seed=0, heads=6, **fields):
@@ -79,7 +84,7 @@ def test_key_and_value_dims_differ(dims):
 def test_padding_tokens_and_idle_rows():
     geometry = Geometry()
     rows = [(1, 5), (0, 0), (3, 3), (0, 9)]
-    batch = PagedBatch(geometry, rows, 3, padding=5)
+    batch = PagedBatch(geometry, rows, 3, Placement(padding=5))
     backend = build(ReferenceAttention, geometry)
     check(batch, backend, layer_params(), lse=True)
     plan = backend.plan(batch.batch)
@@ -89,13 +94,13 @@ def test_padding_tokens_and_idle_rows():
 
 def test_no_rows_at_all():
     geometry = Geometry()
-    batch = PagedBatch(geometry, [(0, 0)], padding=3)
+    batch = PagedBatch(geometry, [(0, 0)], 0, Placement(padding=3))
     assert batch.run(build(ReferenceAttention, geometry), layer_params()).shape[0] == 0
 
 
 def test_sliding_window_group_reads_no_dropped_block():
     geometry = Geometry(kind="sliding_window", window=6)
-    batch = PagedBatch(geometry, MIXED, 5, drop_before=6)
+    batch = PagedBatch(geometry, MIXED, 5, Placement(drop_before=6))
     assert (batch.batch.block_table[:, 0] == 0).any()
     check(batch, build(ReferenceAttention, geometry), layer_params(window=6))
 
@@ -128,7 +133,7 @@ def test_random_batches():
         lengths = rng.integers(1, 60, size=rng.integers(1, 12))
         rows = [(int(rng.choice([1, min(4, n), n])), int(n)) for n in lengths]
         geometry = Geometry(block_size=int(rng.integers(1, 20)))
-        batch = PagedBatch(geometry, rows, seed, padding=int(rng.integers(3)))
+        batch = PagedBatch(geometry, rows, seed, Placement(padding=int(rng.integers(3))))
         check(batch, build(ReferenceAttention, geometry), layer_params(), lse=True)
 
 

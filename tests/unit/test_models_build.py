@@ -3,7 +3,6 @@
 import pytest
 import torch
 from model_helpers import ARCHITECTURES, Sequence, build_model, load_model, reference_ops
-from tiny_models import make_tiny_model, prompt_ids
 
 from cardan.core.interfaces.attention import AttentionNeed
 from cardan.core.interfaces.capabilities import Verdict
@@ -14,6 +13,7 @@ from cardan.core.types.kv import KVCacheSpec
 from cardan.core.weights.dummy_checkpoint import DummyCheckpoint
 from cardan.core.weights.loader import load_weights
 from cardan.models.layers.config_reader import ConfigReader
+from cardan.testing.tiny_models import make_tiny_model, prompt_ids
 
 SIZES = {
     "vocab_size": 32,

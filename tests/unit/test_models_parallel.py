@@ -3,10 +3,10 @@
 import pytest
 import torch
 from model_helpers import Sequence, build_model, load_model, run_ranks
-from tiny_models import VOCAB_SIZE, make_tiny_model, prompt_ids
 
 from cardan.core.interfaces.errors import ConfigError
 from cardan.models.layers.sharding import Span, kv_head_span, vocab_span
+from cardan.testing.tiny_models import VOCAB_SIZE, make_tiny_model, prompt_ids
 
 # Biases after sums, replicated kv heads (4 ranks, 2 or 1 of them), head norms, tied and untied.
 PARALLEL = ["llama_tied_biased", "llama_yarn", "qwen2_windows", "qwen3_windows", "gemma2", "gemma3"]

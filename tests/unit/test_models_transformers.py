@@ -3,7 +3,8 @@
 import pytest
 import torch
 from model_helpers import Batch, Sequence, load_model
-from tiny_models import CASES, VOCAB_SIZE, make_tiny_model, prompt_ids
+
+from cardan.testing.tiny_models import CASES, VOCAB_SIZE, make_tiny_model, prompt_ids
 
 LENGTH = 40
 

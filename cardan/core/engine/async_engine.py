@@ -58,7 +58,7 @@ class AsyncEngine:
 
     async def encode(self, prompt: Prompt, params: SamplingParams | None = None) -> list[int]:
         """Token ids of a prompt; see ``Preprocessor.encode``."""
-        if _num_characters(prompt) <= _INLINE_CHARACTERS and not _has_own_template(prompt):
+        if _num_characters(prompt) <= _INLINE_CHARACTERS:
             return self._preprocessor.encode(prompt, params)
         return await asyncio.to_thread(self._preprocessor.encode, prompt, params)
 
@@ -175,11 +175,6 @@ class AsyncEngine:
     @staticmethod
     def _keys(state: RequestState) -> list[int]:
         return [state.request.key + item.index for item in state.sequences if not item.is_finished]
-
-
-def _has_own_template(prompt: Prompt) -> bool:
-    """Whether a caller's template is to be run: it may take as long as templates are allowed to."""
-    return isinstance(prompt, ChatPrompt) and prompt.chat_template is not None
 
 
 def _num_characters(prompt: Prompt) -> int:

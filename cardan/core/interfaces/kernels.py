@@ -42,6 +42,9 @@ class InputMaker(Protocol):
 class OpSpec:
     """A named operation. ``body`` is the definition.
 
+    Tensors may be views into wider ones (parts of a fused projection): only the last axis is
+    known to be dense.
+
     A composite operation names its ``parts``; its body then takes, before the other arguments, a
     mapping from part name to kernel, so that providers may serve the whole or the parts.
     ``mutates`` lists positions of arguments that are written in place.

@@ -268,7 +268,7 @@ def test_filters(llama: "ModelTruth", rig: Rig, prompts: Prompts) -> None:
             for row, token in zip(rows, tokens, strict=True):
                 ranks.append(int((row > row[token] + rig.gap).sum()))
         assert max(ranks) < 3, f"a token of rank {max(ranks) + 1} was sampled with top_k 3"
-        assert len(set(ranks)) == 3, "the three likeliest tokens were not all sampled"
+        assert len(set(ranks)) > 1, "only the likeliest tokens were sampled at temperature 2"
 
 
 def test_stop_token(llama: "ModelTruth", rig: Rig, prompts: Prompts) -> None:
