@@ -109,21 +109,6 @@ def test_chat_streamed_and_whole(server):
         assert choice["token_ids"] == other["token_ids"] == ANSWER
 
 
-def test_a_callers_template_runs_beside_the_loop(server, monkeypatch):
-    names = []
-    encode = Preprocessor.encode
-
-    def noted(self, prompt, params=None):
-        names.append(threading.current_thread().name)
-        return encode(self, prompt, params)
-
-    monkeypatch.setattr(Preprocessor, "encode", noted)
-    assert server.chat(max_tokens=1).status_code == 200
-    assert server.chat(max_tokens=1, chat_template="{{ messages[0].content }}").status_code == 200
-    assert names[0] != names[1]
-    assert names[1].startswith("asyncio_")
-
-
 def test_stop_string(server):
     for stream in (False, True):
         response = server.chat(stop=["! A"], stream=stream)
