@@ -21,8 +21,11 @@ from cardan.server.openapi import openapi_document
 from cardan.server.respond import IGNORED_HEADER
 from cardan.server.routes.completions import completions_router
 from cardan.server.routes.health import health_router
+from cardan.server.routes.live import live_router
 from cardan.server.routes.models import models_router
+from cardan.server.routes.page import page_router
 from cardan.server.routes.tokens import tokens_router
+from cardan.server.routes.traces import traces_router
 from cardan.server.tracker import RequestTracker
 
 
@@ -30,9 +33,13 @@ def create_app(engine: ServingEngine, config: ServerConfig, metrics: ServerMetri
     """The application in front of ``engine``; its `RequestTracker` is ``app.state.tracker``."""
     tracker = RequestTracker()
     context = ServerContext(engine=engine, config=config, metrics=metrics, tracker=tracker)
-    app = FastAPI(title="cardan", version=VERSION, redoc_url=None)
+    # A redirect would lead to wherever the client's Host header says.
+    app = FastAPI(title="cardan", version=VERSION, redoc_url=None, redirect_slashes=False)
     app.state.tracker = tracker
-    for make_router in (completions_router, models_router, tokens_router, health_router):
+    routers = [completions_router, models_router, tokens_router, health_router]
+    if config.enable_page:
+        routers += [page_router, live_router, traces_router]
+    for make_router in routers:
         app.include_router(make_router(context))
     for kind in (ApiError, CardanError, ValidationError):
         app.add_exception_handler(kind, _answer_error)
@@ -40,7 +47,7 @@ def create_app(engine: ServingEngine, config: ServerConfig, metrics: ServerMetri
 
     @cache
     def openapi() -> dict[str, Any]:
-        return openapi_document(app)
+        return openapi_document(app, engine.info, context.model_names)
 
     app.openapi = openapi  # type: ignore[method-assign]
     _add_middleware(app, config, metrics, tracker)

@@ -43,8 +43,7 @@ def _check_content_type(request: Request) -> None:
 
 async def _read(request: Request, max_bytes: int) -> bytes:
     message = f"the request body is larger than {max_bytes} bytes, this server's limit"
-    # What is left of a body that is not read must not be taken for the next request.
-    too_large = ApiError(413, message, headers={"Connection": "close"})
+    too_large = ApiError(413, message)
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         raise too_large

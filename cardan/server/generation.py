@@ -124,13 +124,18 @@ async def _run_prompt(
         priority=job.priority,
         cache_salt=job.cache_salt,
     )
+    has_begun = False
     try:
         async for output in outputs:
+            has_begun = True
             _check_pieces(output)
             recorder.observe(output)
             yield output
     except InputError:
-        raise  # never admitted
+        # Else it was never admitted, or its settings leave not even a first token.
+        if has_begun:
+            recorder.finish("error")
+        raise
     except QueueFullError:
         metrics.rejections.add()
         raise

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cardan.server.errors import ApiError, ClientGoneError, to_api_error, unavailable
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 # Probes and scrapers come without a key, and are answered until the very end.
 PUBLIC_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/metrics"})
+# The page itself holds nothing; it asks for the key, and its data need one.
+_PAGE_PATH, _PAGE_PREFIX = "/", "/static/"
 REQUEST_ID_HEADER = "x-request-id"
 _CLIENT_GONE = 499
 _HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -29,6 +32,7 @@ class EdgeMiddleware:
     is in ``scope["state"]["request_id"]``, where a route may put another one.
 
     Behind a proxy under ``root_path`` it does not matter whether the proxy takes the prefix off.
+    A request that a proxy may have read otherwise than this server (smuggling) is refused.
     """
 
     def __init__(
@@ -56,10 +60,13 @@ class EdgeMiddleware:
             await send(message)
 
         try:
-            if self._tracker.is_draining and _path(scope) not in PUBLIC_PATHS:
-                error = unavailable("this server is shutting down; send the request elsewhere")
-                error.headers["Connection"] = "close"
-                await error.response()(scope, receive, send_with_id)
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                refusal.headers["Connection"] = "close"
+                await refusal.response()(scope, receive, send_with_id)
+            elif self._root_path and scope["path"] == self._root_path:
+                # What the page refers to is in this folder, not beside it.
+                await RedirectResponse(f"{self._root_path}/")(scope, receive, send_with_id)
             else:
                 await self._app(scope, receive, send_with_id)
         except ClientGoneError:
@@ -72,12 +79,25 @@ class EdgeMiddleware:
         finally:
             self._count(scope, status or _CLIENT_GONE)
 
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        if scope["http_version"] not in ("1.0", "1.1"):
+            return ApiError(400, "this server speaks HTTP/1.1")
+        headers = Headers(scope=scope)
+        if "transfer-encoding" in headers and "content-length" in headers:
+            return ApiError(400, "send either Transfer-Encoding or Content-Length, not both")
+        if self._tracker.is_draining and _path(scope) not in PUBLIC_PATHS:
+            return unavailable("this server is shutting down; send the request elsewhere")
+        return None
+
     def _place(self, scope: Scope) -> None:
         """Set ``root_path``, and ``path`` with it in front, as ASGI has them."""
+        scheme, mark, rest = scope["path"].partition("://")
+        if mark and "/" not in scheme:  # a whole URL, as proxies are asked
+            scope["path"] = "/" + rest.partition("/")[2]
         root = self._root_path
         if root:
             scope["root_path"] = root
-            if not scope["path"].startswith(f"{root}/"):
+            if scope["path"] != root and not scope["path"].startswith(f"{root}/"):
                 scope["path"] = root + scope["path"]
 
     def _count(self, scope: Scope, status: int) -> None:
@@ -94,14 +114,14 @@ class AuthMiddleware:
         self._api_keys = tuple(key.encode() for key in api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_open = scope["type"] != "http" or _path(scope) in PUBLIC_PATHS
+        is_open = scope["type"] != "http" or _is_open(_path(scope))
         if is_open or self._accepts(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
         error = ApiError(
             401,
             "a valid API key is needed: send the header Authorization: Bearer KEY",
-            headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
+            headers={"WWW-Authenticate": "Bearer"},
         )
         await error.response()(scope, receive, send)
 
@@ -115,6 +135,10 @@ def _matches_any(given: bytes, keys: Iterable[bytes]) -> bool:
     """Takes the same time wherever the difference is and whichever key matches."""
     matches = [hmac.compare_digest(given, key) for key in keys]
     return any(matches)
+
+
+def _is_open(path: str) -> bool:
+    return path in PUBLIC_PATHS or path == _PAGE_PATH or path.startswith(_PAGE_PREFIX)
 
 
 def _request_id(scope: Scope) -> str:

@@ -8,12 +8,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import uvicorn
 
 from cardan.core.config.server import ServerConfig
 from cardan.core.engine.serving import ServingEngine
 from cardan.server.app import create_app
+from cardan.server.connection import Connection
 from cardan.server.context import served_names
 from cardan.server.metrics import ServerMetrics
 from cardan.server.sockets import BACKLOG, address_of
@@ -49,6 +51,7 @@ class HttpServer:
         self._server = _Uvicorn(
             uvicorn.Config(
                 app,
+                http=partial(Connection, settings=config),  # type: ignore[arg-type]
                 lifespan="off",
                 ws="none",
                 log_config=None,

@@ -11,7 +11,7 @@ from cardan.server.protocol.generation import GenerationRequest
 
 # Nobody waits for the parts of an answer that is sent whole: only its first and last are made.
 _WHOLE_ANSWER = 1 << 30
-_MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SAME_NAME = (
     "n", "presence_penalty", "frequency_penalty", "seed", "stop", "stop_token_ids",
     "include_stop_str_in_output", "ignore_eos", "min_tokens", "bad_words", "skip_special_tokens",
@@ -88,7 +88,7 @@ def _params(
     _check_stream(request)
     check_logprobs("prompt_logprobs", request.prompt_logprobs, info)
     values: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAME}
-    for name in _MODEL_DEFAULTS:
+    for name in MODEL_DEFAULTS:
         value = getattr(request, name)
         value = info.generation_config.get(name) if value is None else value
         if value is not None:

@@ -62,7 +62,7 @@ class RequestTracker:
         self._active: dict[str, ActiveRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self._is_draining = False
+        self._draining = asyncio.Event()
         self._serial = 0
 
     @property
@@ -72,7 +72,7 @@ class RequestTracker:
     @property
     def is_draining(self) -> bool:
         """Whether new requests are turned away because the server is about to stop."""
-        return self._is_draining
+        return self._draining.is_set()
 
     @contextmanager
     def track(self, request_id: str) -> Iterator[ActiveRequest]:
@@ -91,21 +91,29 @@ class RequestTracker:
                 self._idle.set()
 
     def start_draining(self) -> None:
-        self._is_draining = True
+        self._draining.set()
+
+    async def wait_draining(self, timeout: float) -> bool:
+        """Whether the server is stopping; waits up to ``timeout`` seconds for it to begin."""
+        return await _happens(self._draining, timeout)
 
     async def wait_idle(self, timeout: float) -> bool:
         """Whether all requests ended within ``timeout`` seconds."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await _happens(self._idle, timeout)
 
     def abort_all(self, message: str) -> None:
         """End every request with a 503 error that says ``message``."""
         for request in list(self._active.values()):
             request.abort(unavailable(message))
+
+
+async def _happens(event: asyncio.Event, timeout: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -6,10 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from prompts import NUM_TOKENS, PROMPTS
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-NUM_TOKENS = 12
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +81,5 @@ def greedy_truth(
 
 
 def _continue_prompts(hf: HFModel) -> list[tuple[list[int], list[int]]]:
-    from prompts import PROMPTS
-
     prompts = [hf.tokenizer(text)["input_ids"] for text in PROMPTS]
     return [(ids, hf.greedy(ids, NUM_TOKENS)) for ids in prompts]

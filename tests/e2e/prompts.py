@@ -1,5 +1,8 @@
 """Prompts of the greedy comparison: short and long, several scripts, code, digits, odd spacing."""
 
+# Tokens that transformers continues each prompt by.
+NUM_TOKENS = 12
+
 PROMPTS = [
     "The capital of France is",
     "Once upon a time",

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from conftest import NUM_TOKENS
 from engine_probe import assert_idle
+from prompts import NUM_TOKENS
 
 from cardan import LLM, OutputKind, SamplingParams, TokenPrompt
 from cardan.bootstrap import open_async_engine

@@ -10,7 +10,7 @@ import httpx
 import openai
 import psutil
 import pytest
-from conftest import NUM_TOKENS
+from prompts import NUM_TOKENS
 from server_process import Server, serving
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]

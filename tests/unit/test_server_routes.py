@@ -276,8 +276,17 @@ def test_openapi_describes_the_bodies(server):
     ref = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     schema = document["components"]["schemas"][ref.rpartition("/")[2]]
     assert schema["required"] == ["messages"]
-    assert schema["properties"]["n"]["type"] == "integer"
-    assert {"type": "string"} in schema["properties"]["stop"]["anyOf"]
+    number, null = schema["properties"]["n"]["anyOf"]
+    assert null == {"type": "null"}
+    assert (number["type"], number["minimum"], number["maximum"]) == ("integer", 1, 1024)
+    texts = schema["properties"]["stop"]["anyOf"][0]["anyOf"]
+    assert {"type": "string", "minLength": 1} in texts
+    top_k = schema["properties"]["top_k"]["anyOf"][0]["anyOf"][0]
+    assert (top_k["minimum"], top_k["maximum"]) == (-1, 2**63 - 1)
+    ids = schema["properties"]["stop_token_ids"]["anyOf"][0]["items"]
+    assert (ids["minimum"], ids["maximum"]) == (0, 259)
+    assert schema["properties"]["model"]["anyOf"][0]["enum"] == ["small", "org/alias"]
+    assert "default" in operation["responses"]
     text = str(document)
     assert "#/$defs" not in text
 

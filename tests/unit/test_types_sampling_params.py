@@ -33,6 +33,10 @@ from cardan import InputError, SamplingParams
         ("allowed_token_ids", []),
         ("truncate_prompt_tokens", 0),
         ("stream_interval", 0),
+        ("repetition_penalty", 1e-300),
+        ("top_k", 2**63),
+        ("stream_interval", 2**70),
+        ("truncate_prompt_tokens", 2**70),
     ],
 )
 def test_out_of_range_names_the_field(field, value):

@@ -14,6 +14,8 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 4096
 MAX_BAD_WORDS = 1024
 MAX_STOP_TOKEN_IDS = 256
+# Arrays and messages hold no larger integers.
+_MAX_INT = 2**63 - 1
 
 
 class OutputKind(StrEnum):
@@ -61,8 +63,10 @@ def _check_int(name: str, value: int | None, low: int, high: int | None = None) 
         return
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{name} must be an integer, got {value!r}", name)
-    if value < low or (high is not None and value > high):
-        limit = f"at least {low}" if high is None else f"between {low} and {high}"
+    top = _MAX_INT if high is None else high
+    if not low <= value <= top:
+        is_open = high is None and value < low
+        limit = f"at least {low}" if is_open else f"between {low} and {top}"
         raise InputError(f"{name} must be {limit}, got {value}", name)
 
 
@@ -187,7 +191,7 @@ class SamplingParams:
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
 
     def _check_counts(self) -> None:
         _check_int("n", self.n, 1, MAX_N)

@@ -96,7 +96,8 @@ class ModelRunnerOutput:
 
     ``token_ids`` [S, width] and ``num_sampled`` [S]: speculation may yield several tokens a row,
     of which the first ``num_sampled`` count. ``failed`` [S]: there is no token; ``failures`` says
-    why, by index. ``corrupt`` [R], over all rows of the plan: a computed token's hidden state was
+    why, by index, and ``infeasible`` where the request's own settings allow none.
+    ``corrupt`` [R], over all rows of the plan: a computed token's hidden state was
     not finite, so what the step wrote for this row must not be used; None: all are sound.
     ``logprobs`` maps a row to its table over the sampled tokens, ``prompt_logprobs`` to the table
     over the prompt positions whose log-probabilities this step made known.
@@ -106,6 +107,7 @@ class ModelRunnerOutput:
     num_sampled: Int32
     failed: Bool
     failures: dict[int, str] = field(default_factory=dict)
+    infeasible: frozenset[int] = frozenset()
     corrupt: Bool | None = None
     logprobs: dict[int, LogprobsArrays] = field(default_factory=dict)
     prompt_logprobs: dict[int, LogprobsArrays] = field(default_factory=dict)

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field
 
 from cardan.server.protocol.fields import Int
 from cardan.server.protocol.generation import GenerationRequest
+from cardan.server.protocol.message_schema import MESSAGE_SCHEMA
 
 # Variables of a chat template that a request sets through fields of their own.
 _RESERVED = (
@@ -21,8 +22,14 @@ def _checked_kwargs(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-TemplateKwargs = Annotated[dict[str, Any], AfterValidator(_checked_kwargs)]
-Messages = Annotated[list[dict[str, Any]], Field(min_length=1)]
+TemplateKwargs = Annotated[
+    dict[str, Any],
+    AfterValidator(_checked_kwargs),
+    Field(json_schema_extra={"propertyNames": {"not": {"enum": list(_RESERVED)}}}),
+]
+Messages = Annotated[
+    list[dict[str, Any]], Field(min_length=1, json_schema_extra={"items": MESSAGE_SCHEMA})
+]
 Documents = list[dict[str, Any]]
 
 

@@ -11,12 +11,17 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 _SALT = re.compile(r"[^@/\\\0]{1,128}")
 _HEADER_UNSAFE = re.compile(r"[^A-Za-z0-9_.\-]")
+MAX_INT = 2**63 - 1
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def _whole(value: object) -> object:
-    """JSON has one kind of number, so 5.0 is an integer."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def whole(value: object) -> object:
+    """JSON has one kind of number, so 5.0 is an integer; arrays hold no larger ones than int64."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not -MAX_INT - 1 <= value <= MAX_INT:
+        raise ValueError("must be between -2**63 and 2**63 - 1")
+    return value
 
 
 def _listed(value: object) -> object:
@@ -47,13 +52,27 @@ def header_safe(name: str) -> str:
     return _HEADER_UNSAFE.sub("?", name[:64])
 
 
-Int = Annotated[int, BeforeValidator(_whole, json_schema_input_type=int)]
-Int64 = Annotated[Int, Field(ge=-(2**63), lt=2**63)]
+Int = Annotated[int, BeforeValidator(whole)]
 Float = Annotated[float, Field(allow_inf_nan=False)]
-TokenIds = list[Annotated[Int, Field(ge=0, lt=2**31)]]
-StringList = Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
-CacheSalt = Annotated[str, AfterValidator(_checked_salt)]
-RequestId = Annotated[str, AfterValidator(_checked_request_id)]
+# The title by which the OpenAPI document finds token ids, to add the vocabulary's size.
+TOKEN_ID = "Token id"
+TokenIds = list[Annotated[Int, Field(ge=0, lt=2**31, title=TOKEN_ID)]]
+Text = Annotated[str, Field(json_schema_extra={"minLength": 1})]
+# A token id as the name of a JSON member; `cardan.server.sampling` reads it.
+TokenIdText = Annotated[str, Field(json_schema_extra={"pattern": "^[0-9]{1,10}$"})]
+StringList = Annotated[
+    list[str], BeforeValidator(_listed, json_schema_input_type=Text | list[Text])
+]
+CacheSalt = Annotated[
+    str,
+    AfterValidator(_checked_salt),
+    Field(json_schema_extra={"pattern": r"^[^@/\\\u0000]{1,128}$"}),
+]
+RequestId = Annotated[
+    str,
+    AfterValidator(_checked_request_id),
+    Field(json_schema_extra={"pattern": "^[!-~]{1,128}$"}),
+]
 
 
 class Body(BaseModel):

@@ -4,16 +4,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from cardan.core.types.sampling_params import MAX_N, MAX_STOP_TOKEN_IDS
 from cardan.server.protocol.fields import (
     Body,
     CacheSalt,
     Float,
     Int,
-    Int64,
     RequestId,
     StreamOptions,
     StringList,
     TokenIds,
+    TokenIdText,
     without_nulls,
 )
 
@@ -30,21 +31,21 @@ class GenerationRequest(Body):
         StreamOptions | None, BeforeValidator(without_nulls, json_schema_input_type=StreamOptions)
     ] = None
 
-    n: Int = Field(default=1, ge=1)
+    n: Int = Field(default=1, ge=1, le=MAX_N)
     temperature: Float | None = Field(default=None, ge=0, le=2)
     top_p: Float | None = Field(default=None, gt=0, le=1)
     top_k: Int | None = Field(default=None, ge=-1)
     min_p: Float | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: Float | None = Field(default=None, gt=0)
+    repetition_penalty: Float | None = Field(default=None, ge=0.01, le=100)
     presence_penalty: Float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: Float = Field(default=0.0, ge=-2, le=2)
-    seed: Int64 | None = None
-    logit_bias: dict[str, Float] | None = None
+    seed: Int | None = None
+    logit_bias: dict[TokenIdText, Float] | None = None
     allowed_token_ids: TokenIds | None = Field(default=None, min_length=1)
     bad_words: StringList = Field(default_factory=list)
 
     stop: StringList = Field(default_factory=list)
-    stop_token_ids: TokenIds = Field(default_factory=list)
+    stop_token_ids: TokenIds = Field(default_factory=list, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     max_tokens: Int | None = Field(default=None, ge=0)
@@ -52,7 +53,9 @@ class GenerationRequest(Body):
 
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    truncate_prompt_tokens: Int | None = Field(default=None, ge=-1)
+    truncate_prompt_tokens: Int | None = Field(
+        default=None, ge=-1, json_schema_extra={"not": {"const": 0}}
+    )
     truncation_side: Literal["left", "right"] = "left"
 
     echo: bool = False
@@ -60,7 +63,7 @@ class GenerationRequest(Body):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
 
-    priority: Int64 = 0
+    priority: Int = 0
     request_id: RequestId | None = None
     cache_salt: CacheSalt | None = None
     stream_interval: Int = Field(default=1, ge=1)

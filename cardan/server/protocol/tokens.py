@@ -5,14 +5,14 @@ from typing import Any
 from pydantic import Field
 
 from cardan.server.protocol.chat import Documents, Messages, TemplateKwargs
-from cardan.server.protocol.fields import Body, TokenIds
+from cardan.server.protocol.fields import Body, Text, TokenIds
 
 
 class TokenizeRequest(Body):
     """Either ``prompt`` or ``messages``. ``add_special_tokens``: on for text, off for chats."""
 
     model: str | None = None
-    prompt: str | None = None
+    prompt: Text | None = None
     messages: Messages | None = None
     tools: list[dict[str, Any]] | None = None
     documents: Documents | None = None
