@@ -1,0 +1,39 @@
+"""The benchmark scripts run and print JSON lines with what a figure needs to be kept."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def lines_of(script: str, *arguments: str) -> list[dict]:
+    result = subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_step_host_time() -> None:
+    [line] = lines_of("step_host_time.py", "--rows", "8", "--repeats", "1")
+    assert line["rows"] == 8
+    assert line["commit"]
+    assert line["steady_us"]["median"] > 0
+    assert 0 < line["busy"]["median"] <= 1
+
+
+def test_kernels() -> None:
+    lines = lines_of("kernels.py", "--platform", "cpu", "--op", "rms_norm", "--dtype", "float32")
+    assert {line["op"] for line in lines} == {"rms_norm"}
+    assert {line["provider"] for line in lines} >= {"reference", "cpu.rms_norm"}
+    assert all(line["commit"] for line in lines)
