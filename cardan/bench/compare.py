@@ -2,7 +2,9 @@
 
 The figures are medians over repeats. The interval of their ratio is a bootstrap's: both sets are
 drawn again with replacement, 95 % of the ratios lie within (Efron's percentile interval). A verdict
-is given only if the interval leaves out 1 and each set has at least three repeats.
+is given only if the interval leaves out 1 and each set has at least three repeats. Where the base
+can be 0, as a number of failures should be, there is no ratio: then one set must lie wholly above
+the other.
 """
 
 from __future__ import annotations
@@ -201,9 +203,12 @@ def _verdict(
 ) -> Verdict:
     if min(len(base), len(other)) < MIN_REPEATS:
         return "too few repeats"
-    if interval is None or interval[0] <= 1.0 <= interval[1]:
+    if interval is None:
+        is_less, is_more = max(other) < min(base), min(other) > max(base)
+    else:
+        is_less, is_more = interval[1] < 1.0, interval[0] > 1.0
+    if not (is_less or is_more):
         return "within noise"
-    is_less = interval[1] < 1.0
     parts = name.split(".")
     if any(part.endswith(_MORE_IS_BETTER) for part in parts):
         return "worse" if is_less else "better"

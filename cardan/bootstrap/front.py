@@ -30,12 +30,17 @@ class OpenedClient:
 
 
 def open_client(
-    config: EngineConfig, *, in_process: bool, step_timeout: float = 60.0, max_restarts: int = 0
+    config: EngineConfig,
+    *,
+    in_process: bool,
+    step_timeout: float = 60.0,
+    hang_timeout: float = 300.0,
+    max_restarts: int = 0,
 ) -> OpenedClient:
     """Start an engine and, while it loads, read its tokenizer. Blocks until it is ready.
 
     In a process of its own it may be replaced ``max_restarts`` times within ten minutes when it
-    dies or finishes no step for ``step_timeout`` seconds.
+    dies or finishes no step for ``hang_timeout`` seconds; its health turns after ``step_timeout``.
 
     Raises:
         CardanError: with the cause and the remedy; nothing is left running.
@@ -50,7 +55,7 @@ def open_client(
             client = InProcessClient(lambda: _build(config), step_timeout)
         else:
             client = SupervisedClient(
-                lambda: _spawn(config), step_timeout, RestartPolicy(max_restarts)
+                lambda: _spawn(config), step_timeout, RestartPolicy(max_restarts, hang_timeout)
             )
     try:
         tokenizer = text.result()
@@ -64,7 +69,12 @@ def open_client(
 
 
 async def open_async_engine(
-    config: EngineConfig, *, in_process: bool, step_timeout: float = 60.0, max_restarts: int = 0
+    config: EngineConfig,
+    *,
+    in_process: bool,
+    step_timeout: float = 60.0,
+    hang_timeout: float = 300.0,
+    max_restarts: int = 0,
 ) -> AsyncEngine:
     """Start an engine for the running event loop; see ``open_client``."""
     opened = await asyncio.to_thread(
@@ -72,6 +82,7 @@ async def open_async_engine(
         config,
         in_process=in_process,
         step_timeout=step_timeout,
+        hang_timeout=hang_timeout,
         max_restarts=max_restarts,
     )
     return AsyncEngine(opened.client, opened.tokenizer, opened.preprocessor)

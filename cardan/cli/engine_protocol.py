@@ -26,5 +26,6 @@ class OpenEngine(Protocol):
         *,
         in_process: bool,
         step_timeout: float = ...,
+        hang_timeout: float = ...,
         max_restarts: int = ...,
     ) -> Awaitable[Engine]: ...

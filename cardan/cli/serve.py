@@ -36,6 +36,7 @@ async def _serve(config: EngineConfig, edge: ServerConfig, sock: "socket.socket"
         config,
         in_process=False,
         step_timeout=edge.step_timeout,
+        hang_timeout=edge.hang_timeout,
         max_restarts=edge.max_engine_restarts,
     )
     try:

@@ -49,7 +49,16 @@ class ServerOptions(EngineOptions):
         option(
             "--step-timeout",
             min=1.0,
-            help="Seconds without a finished step after which the engine is replaced. Default: 60.",
+            help="Seconds without a finished step after which /health turns. Default: 60.",
+        ),
+    ] = None
+    hang_timeout: Annotated[
+        float | None,
+        option(
+            "--hang-timeout",
+            min=1.0,
+            help="Seconds without a finished step after which the engine is replaced. "
+            "Default: 300.",
         ),
     ] = None
     max_engine_restarts: Annotated[
@@ -91,6 +100,7 @@ def server_config(options: ServerOptions) -> ServerConfig:
         allowed_origins=tuple(options.allowed_origins or ()),
         shutdown_timeout=options.shutdown_timeout,
         step_timeout=options.step_timeout,
+        hang_timeout=options.hang_timeout,
         max_engine_restarts=options.max_engine_restarts,
         enable_log_requests=options.enable_log_requests,
         root_path=options.root_path,

@@ -110,3 +110,36 @@ def test_block_lost_by_the_engine_is_found(tmp_path):
     code, failed, _ = run_kit(tmp_path, "1", "L5", "test_alone and llama]", "leaky")
     assert code == 1
     assert "KV blocks in use" in failed["L5"][0][1]
+
+
+EXCLUSIVE = """
+from cardan.testing.fake.device import FakeDevice
+from cardan.testing.fake.platform import FakePlatform
+
+held = []
+open_device, close_device = FakePlatform.open, FakeDevice.close
+
+
+def open_alone(self, info):
+    if held:
+        raise RuntimeError("the device is in use")
+    held.append(open_device(self, info))
+    return held[0]
+
+
+def close(self):
+    if self in held:
+        held.remove(self)
+    close_device(self)
+
+
+FakePlatform.open, FakeDevice.close = open_alone, close
+"""
+
+
+def test_a_device_that_cannot_be_opened_twice_at_a_time_passes(tmp_path):
+    (tmp_path / "exclusive.py").write_text(EXCLUSIVE)
+    wanted = "test_l1_lifecycle or (test_l2 and rms_norm) or llama] or samples or offline"
+    code, failed, passed = run_kit(tmp_path, "1", "L1,L2,L5", wanted, "exclusive")
+    assert (code, failed) == (0, {})
+    assert set(passed) == {"L1", "L2", "L5"}

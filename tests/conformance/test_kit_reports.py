@@ -100,7 +100,19 @@ def test_reports():
     assert "- L1 `b::y`: a \\| b" in markdown
     partial = build_document(resolve_subject("cpu"), results, seed=7, is_interrupted=True)
     assert "interrupted: these results are incomplete." in as_table(partial)
+    assert partial["reached"] is None
     json.dumps(document)
+
+
+def test_a_selection_of_tests_reaches_no_level():
+    results = [KitResult(level="L0", id="a::x", title="X", outcome="passed")]
+    cpu = resolve_subject("cpu")
+    whole = build_document(cpu, results, seed=7, is_interrupted=False)
+    assert (whole["reached"], whole["selection"]) == ("L0", False)
+    part = build_document(cpu, results, seed=7, is_interrupted=False, is_selection=True)
+    assert (part["reached"], part["selection"]) == (None, True)
+    for text in (as_table(part), as_markdown(part)):
+        assert "no level reached: only some tests of the levels were run." in text
 
 
 def test_specs():

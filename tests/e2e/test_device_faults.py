@@ -48,7 +48,7 @@ def test_a_failing_device_ends_streams_and_the_next_engine_serves(
     marker = tmp_path / "happened"
     settings = f"tier={tier} depth=1 step_ms=5 fault={kind}@{FAULT_STEP} marker={marker}"
     monkeypatch.setenv("CARDAN_FAKE", settings)
-    arguments = ("--platform", "fake", "--step-timeout", "3")
+    arguments = ("--platform", "fake", "--step-timeout", "2", "--hang-timeout", "3")
     with serving(tmp_path / "log", *arguments, model=path) as server:
         first = server.engine.pid
         token_ids, error = _stream(server)

@@ -1,11 +1,14 @@
 """A process that speaks an engine's protocol without an engine. Its config is what it does.
 
 ``answer``: end each request with one token; ``hang``: report a step that never finishes;
-``broken``: complain instead of getting ready. ``WHAT>FILE``: what the file says, if there is one.
+``broken``: complain instead of getting ready; ``limp``: fail at a request, and not end;
+``babble``: answer a request with what is no message; ``deaf``: read nothing. ``WHAT>FILE``: what
+the file says, if there is one.
 """
 
 import os
 import socket
+import struct
 import sys
 import threading
 import time
@@ -26,11 +29,11 @@ INFO = EngineInfo(
 )  # fmt: skip
 
 
-def request(key: int) -> EngineRequest:
+def request(key: int, num_prompt_tokens: int = 2) -> EngineRequest:
     return EngineRequest(
         key=key,
         request_id=str(key),
-        prompt_token_ids=[1, 2],
+        prompt_token_ids=[1] * num_prompt_tokens,
         params=SamplingParams(max_tokens=1),
         max_tokens=1,
         arrival_time=time.monotonic(),
@@ -48,6 +51,8 @@ def main() -> None:
         connection.send(Failed("no memory left", is_config=True))
         return
     connection.send(Ready(INFO))
+    if kind == "deaf":
+        threading.Event().wait()
     if kind == "hang":
         threading.Thread(target=_beat, args=(connection,), daemon=True).start()
     for message in connection.receive():
@@ -57,6 +62,11 @@ def main() -> None:
             outputs = StepOutputs(keys=[key], token_ids=[os.getpid()], finished={key: finish})
             outputs.stats = EngineStats(num_running=1)
             connection.send(Outputs(outputs))
+        elif isinstance(message, Submit) and kind == "limp":
+            connection.send(Failed("the device is lost"))
+            threading.Event().wait()
+        elif isinstance(message, Submit) and kind == "babble":
+            sock.sendall(struct.pack("<IB", 1, 7) + b"\xc1")
         elif isinstance(message, Shutdown):
             return
 

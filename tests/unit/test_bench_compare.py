@@ -56,6 +56,14 @@ def test_directions(name, lower, higher):
     assert verdict([10, 11, 12], [10.5, 11, 11.5], name) == "within noise"
 
 
+def test_failures_that_were_none_before_are_worse():
+    assert verdict([0, 0, 0], [8, 7, 8], "requests.failed") == "worse"
+    assert verdict([8, 0, 7], [0, 0, 0], "requests.failed") == "within noise"
+    assert verdict([0, 0, 0], [0, 8, 8], "requests.failed") == "within noise"
+    assert verdict([0, 0, 0], [0, 0, 0], "requests.failed") == "within noise"
+    assert verdict([0.0, 0.0, 0.0], [0.5, 0.4, 0.5], "goodput.fraction") == "better"
+
+
 def test_figures_by_hand():
     [found] = compare(results([10, 12, 14]), results([6, 7, 5]))
     assert (found.base.median, found.base.low, found.base.high) == (12, 10, 14)
@@ -82,7 +90,6 @@ def test_zero_has_no_ratio():
     [found] = compare(results([0, 0, 0]), results([1, 1, 1]))
     assert found.ratio is None
     assert found.interval is None
-    assert found.verdict == "within noise"
 
 
 @given(

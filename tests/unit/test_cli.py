@@ -52,9 +52,9 @@ def stack(monkeypatch):
         Stack.seen += (config,)
         return Stack.sock
 
-    async def open_async_engine(config, *, in_process, step_timeout, max_restarts):
+    async def open_async_engine(config, *, in_process, step_timeout, hang_timeout, max_restarts):
         assert in_process is False
-        Stack.supervision = (step_timeout, max_restarts)
+        Stack.supervision = (step_timeout, hang_timeout, max_restarts)
         Stack.seen += (config,)
         return Stack.engine
 
@@ -112,7 +112,7 @@ def test_every_option_reaches_its_setting(served, stack):
         "--host", "0.0.0.0", "--port", "9000", "--uds", "/tmp/s", "--api-key", "k1",
         "--api-key", "k2", "--served-model-name", "n1", "--served-model-name", "n2",
         "--allowed-origins", "*", "--shutdown-timeout", "2.5", "--enable-log-requests",
-        "--step-timeout", "7.5", "--max-engine-restarts", "9",
+        "--step-timeout", "7.5", "--hang-timeout", "8.5", "--max-engine-restarts", "9",
         "--root-path", "/llm",
     )  # fmt: skip
     expected = {
@@ -142,11 +142,12 @@ def test_every_option_reaches_its_setting(served, stack):
         allowed_origins=("*",),
         shutdown_timeout=2.5,
         step_timeout=7.5,
+        hang_timeout=8.5,
         max_engine_restarts=9,
         enable_log_requests=True,
         root_path="/llm",
     )
-    assert stack.supervision == (7.5, 9)
+    assert stack.supervision == (7.5, 8.5, 9)
 
 
 def test_underscores_are_dashes(served):

@@ -2,14 +2,18 @@ import os
 import queue
 import signal
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from engine_stub import request
 
 from cardan.core.engine.engine_child import EngineChild
+from cardan.core.engine.process_client import ProcessClient
 from cardan.core.engine.supervised_client import RestartPolicy, SupervisedClient
+from cardan.core.types.engine_info import EngineHealth
 from cardan.core.types.errors import ConfigError, EngineDeadError
 
 STUB = Path(__file__).parent / "engine_stub.py"
@@ -32,7 +36,7 @@ class Sink:
 
 def spawner(what, spawned=None):
     def spawn():
-        child = EngineChild([sys.executable, str(STUB)], what.encode(), {})
+        child = EngineChild([sys.executable, str(STUB)], what.encode(), {}, end_timeout=2.0)
         if spawned is not None:
             spawned.append(child)
         return child
@@ -130,19 +134,104 @@ def test_old_deaths_do_not_count():
 
 def test_a_stuck_engine_is_ended_and_replaced():
     spawned = []
-    first = spawner("hang", spawned)
-    following = spawner("answer", spawned)
-    client = SupervisedClient(lambda: following() if spawned else first(), 1.0, RestartPolicy())
+    client = SupervisedClient(
+        first_then_answer("hang", spawned), 0.5, RestartPolicy(hang_timeout=1.0)
+    )
     sink = Sink()
     client.connect(sink)
     try:
         client.submit(request(1))
-        assert sink.next().startswith("the engine hung: no step has finished for ")
+        reason = sink.next()
+        assert reason.startswith("the engine hung: no step has finished for ")
+        assert reason.endswith("raise the limit, hang_timeout (1 s)")
         wait_for(client, "ready")
         client.submit(request(2))
         assert sink.next().keys == [2]
     finally:
         client.close()
+
+
+def first_then_answer(what, spawned):
+    first, following = spawner(what, spawned), spawner("answer", spawned)
+    return lambda: following() if spawned else first()
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("limp", "the device is lost"),
+        ("babble", "a message of the engine could not be handled: "),
+    ],
+)
+def test_a_failed_engine_that_does_not_end_is_replaced_too(what, reason):
+    spawned = []
+    client = SupervisedClient(first_then_answer(what, spawned), 60.0, RestartPolicy())
+    sink = Sink()
+    client.connect(sink)
+    try:
+        client.submit(request(1))
+        assert sink.next().startswith(reason)
+        wait_for(client, "ready")
+        client.submit(request(2))
+        assert sink.next().keys == [2]
+        assert spawned[0].process.poll() is not None
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
+        (ConfigError("the device is gone"), "the device is gone"),
+        (KeyError("x"), "KeyError: 'x'"),
+    ],
+)
+def test_a_process_that_cannot_even_be_made_counts_as_a_restart(error, reason):
+    spawned = []
+    first = spawner("answer", spawned)
+
+    def spawn():
+        if spawned:
+            raise error
+        return first()
+
+    client = SupervisedClient(spawn, 60.0, RestartPolicy(max_restarts=2, backoff=0.01))
+    sink = Sink()
+    client.connect(sink)
+    try:
+        spawned[0].kill()
+        sink.next()
+        health = wait_for(client, "dead")
+        assert reason in health.reason
+        assert health.reason.endswith("; not started again after 2 restarts within 600 s")
+    finally:
+        client.close()
+
+
+def test_a_supervisor_that_stood_still_does_not_end_a_sound_engine(monkeypatch):
+    spawned = []
+    client, sink = supervise("answer", spawned)
+    try:
+        # As seen first after a long stop: the beats that came meanwhile are still unread.
+        seen = []
+        sound = EngineHealth("ready")
+        late = EngineHealth("stuck", "no step has finished for 99 s", 99.0)
+
+        def health(self):
+            seen.append(self)
+            return late if len(seen) == 1 else sound
+
+        monkeypatch.setattr(ProcessClient, "health", health)
+        deadline = time.monotonic() + PATIENCE
+        while len(seen) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        client.submit(request(1))
+        assert sink.next().keys == [1]
+    finally:
+        client.close()
+    assert len(spawned) == 1
 
 
 def test_the_first_start_has_no_second_try():
@@ -164,6 +253,20 @@ def test_without_restarts_death_is_final():
         client.close()
 
 
+def test_closing_ends_an_engine_that_reads_nothing():
+    spawned = []
+    client = SupervisedClient(spawner("deaf", spawned), 60.0, RestartPolicy())
+    client.connect(Sink())
+    large = replace(request(1), prompt_token_ids=list(range(1_000_000)))
+    client.submit(large)
+    time.sleep(0.2)  # the socket is full by then
+    thread = threading.Thread(target=client.close, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert spawned[0].process.poll() == -signal.SIGKILL
+
+
 def test_closing_twice_leaves_no_process():
     spawned = []
     client, sink = supervise("answer", spawned)
@@ -172,3 +275,21 @@ def test_closing_twice_leaves_no_process():
     assert spawned[0].process.poll() == 0
     assert sink.next() == "the engine was shut down"
     assert client.health().state == "dead"
+
+
+def test_a_child_that_reads_nothing_holds_up_nobody():
+    spawned = []
+    client, sink = supervise("answer", spawned)
+    spawned[0].process.send_signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        # Far more than a socket holds.
+        for key in range(40):
+            client.submit(request(key, num_prompt_tokens=20_000))
+        client.abort([1])
+        assert time.monotonic() - began < 10
+        spawned[0].process.send_signal(signal.SIGCONT)
+        assert {sink.next().keys[0] for _ in range(40)} == set(range(40))
+    finally:
+        spawned[0].process.send_signal(signal.SIGCONT)
+        client.close()

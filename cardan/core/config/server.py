@@ -16,8 +16,8 @@ class ServerConfig:
             the model's own name.
         allowed_origins: origins that browsers may call from (CORS); empty: none.
         shutdown_timeout: seconds that running requests get to finish on a stop signal.
-        step_timeout: seconds without progress after which the engine counts as stuck and is
-            replaced.
+        step_timeout: seconds without progress after which the engine counts as stuck (health).
+        hang_timeout: seconds without progress after which a stuck engine is replaced.
         max_engine_restarts: how often within ten minutes a dead or stuck engine is replaced.
         enable_log_requests: log each request's id, sizes and settings (never its text).
         root_path: path prefix when behind a proxy.
@@ -37,6 +37,7 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = ()
     shutdown_timeout: float = 30.0
     step_timeout: float = 60.0
+    hang_timeout: float = 300.0
     max_engine_restarts: int = 3
     enable_log_requests: bool = False
     root_path: str = ""

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 
 from cardan.core.engine.messages import Failed, Ready
@@ -17,12 +18,21 @@ class EngineChild:
     """Starts ``command`` with one end of a socket pair as its last argument (a descriptor).
 
     The child reads its configuration from the socket, answers ``Ready`` or ``Failed``, and ends
-    when the socket does, so that it never outlives this process.
+    when the socket does, so that it never outlives this process. Once it is to end it gets
+    ``end_timeout`` seconds to free its device.
     """
 
-    def __init__(self, command: Sequence[str], config: bytes, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        config: bytes,
+        env: Mapping[str, str],
+        end_timeout: float = 10.0,
+    ) -> None:
+        self._end_timeout = end_timeout
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, contextlib.ExitStack() as on_error:
+            on_error.callback(ours.close)
             os.set_inheritable(theirs.fileno(), True)
             self.process = subprocess.Popen(
                 [*command, str(theirs.fileno())],
@@ -32,6 +42,7 @@ class EngineChild:
                 # Signals of the terminal are the server's to handle.
                 start_new_session=True,
             )
+            on_error.pop_all()
         self.connection = Connection(ours)
         with contextlib.suppress(OSError):  # a child that died at once says so below
             ours.sendall(len(config).to_bytes(4, "little") + config)
@@ -54,7 +65,7 @@ class EngineChild:
         except BaseException:
             self.kill()
             raise
-        self.process.wait()
+        self.end()
         self.connection.close()
         if isinstance(message, Failed):
             error = ConfigError if message.is_config else EngineDeadError
@@ -63,6 +74,22 @@ class EngineChild:
 
     def kill(self) -> None:
         self.process.kill()
+
+    def end(self, word: object = None) -> None:
+        """Wait for a process that should end by itself, or because of ``word``, a message.
+
+        One that takes longer is killed, also while it does not even take the message.
+        """
+        killer = threading.Timer(self._end_timeout, self.process.kill)
+        killer.daemon = True
+        killer.start()
+        try:
+            if word is not None:
+                with contextlib.suppress(OSError):
+                    self.connection.send(word)
+            self.process.wait()
+        finally:
+            killer.cancel()
 
     def exit_text(self) -> str:
         """How the process, which must have ended, did so."""

@@ -76,8 +76,10 @@ class _Server:
         except OSError:
             return 0  # the parent is gone, and with it everybody who waits for outputs
         finally:
-            self._done.set()
-            self._parts.close(reason)
+            try:
+                self._parts.close(reason)
+            finally:
+                self._done.set()
         return 0
 
     def _emit(self, outputs: StepOutputs) -> None:
@@ -87,7 +89,7 @@ class _Server:
     def _receive(self) -> None:
         for message in self._connection.receive():
             self._loop.submit(message)
-        # The parent is gone. A step that hangs must not keep this process alive.
+        # The parent is gone. A step or a device that hangs must not keep this process alive.
         self._loop.submit(Shutdown())
         if not self._done.wait(5.0):
             os._exit(1)

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-import subprocess
+import queue
 import threading
 import time
 from collections.abc import Sequence
@@ -26,7 +26,6 @@ logger = logging.getLogger("cardan.engine")
 
 # The engine's process beats every second; this many seconds without a beat: stopped or swamped.
 BEAT_TIMEOUT = 6.0
-CLOSE_TIMEOUT = 10.0
 
 
 class ProcessClient:
@@ -45,10 +44,16 @@ class ProcessClient:
         self._is_closing = False
         self._step_age = 0.0
         self._connected = threading.Event()
+        # A child that reads nothing must hold up nobody who sends: callers run event loops.
+        self._outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.info = child.await_ready()
         self._last_beat = time.monotonic()
         self._reader = threading.Thread(target=self._read, name="cardan-engine-reader", daemon=True)
+        self._writer = threading.Thread(
+            target=self._write, name="cardan-engine-writer", daemon=True
+        )
         self._reader.start()
+        self._writer.start()
 
     @property
     def pid(self) -> int:
@@ -87,28 +92,52 @@ class ProcessClient:
     def close(self) -> None:
         self._is_closing = True
         self._connected.set()
-        with contextlib.suppress(EngineDeadError):
-            self._send(Shutdown())
-        try:
-            self._child.process.wait(CLOSE_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.process.wait()
+        self._child.end(Shutdown())
         self._child.connection.close()
         if self._reader is not threading.current_thread():
             self._reader.join()
+            self._writer.join()
 
     def _send(self, message: object) -> None:
         if self._death is not None:
             raise EngineDeadError(self._death)
-        try:
-            self._child.connection.send(message)
-        except OSError as error:
-            raise EngineDeadError("the engine process is gone") from error
+        self._outbox.put(message)
+
+    def _write(self) -> None:
+        """Send what is put into the outbox, until None comes or the child is gone.
+
+        A message that cannot be sent is answered by the child's death, which the reader reports.
+        """
+        while (message := self._outbox.get()) is not None:
+            try:
+                self._child.connection.send(message)
+            except OSError:
+                return
 
     def _read(self) -> None:
         self._connected.wait()
-        reason: str | None = None
+        try:
+            reason = self._receive()
+        except Exception as error:
+            # Nobody would hear of this engine again.
+            logger.exception("an engine's message could not be handled")
+            reason = f"a message of the engine could not be handled: {error}"
+            self._child.kill()
+        # Its device may be what failed, and then closing it may never return.
+        self._child.end()
+        reason = self._reason_of_kill or reason
+        if reason is None:
+            reason = "the engine was shut down" if self._is_closing else self._child.exit_text()
+        if not self._is_closing:
+            logger.error(reason)
+        self._death = reason
+        self._child.connection.close()
+        self._outbox.put(None)
+        if self._sink is not None:
+            self._sink.on_death(reason)
+
+    def _receive(self) -> str | None:
+        """Hand messages on until the last; why the engine failed, if it said so."""
         for message in self._child.messages:
             self._last_beat = time.monotonic()
             match message:
@@ -120,14 +149,6 @@ class ProcessClient:
                     self._step_age = step_age
                 case Failed(text):
                     # It is still to end, but nothing sent to it now would be answered.
-                    reason = self._death = text
-        self._child.process.wait()
-        reason = self._reason_of_kill or reason
-        if reason is None:
-            reason = "the engine was shut down" if self._is_closing else self._child.exit_text()
-        if not self._is_closing:
-            logger.error(reason)
-        self._death = reason
-        self._child.connection.close()
-        if self._sink is not None:
-            self._sink.on_death(reason)
+                    self._death = text
+                    return text
+        return None

@@ -23,9 +23,12 @@ _WATCH_SECONDS = 0.5
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """At most ``max_restarts`` within ``window`` seconds; the n-th in a row waits
-    ``backoff * 2**(n - 2)`` seconds, the first none."""
+    ``backoff * 2**(n - 2)`` seconds, the first none. An engine that finishes no step for
+    ``hang_timeout`` seconds is ended: more than any step may take, of a large model on a slow
+    device, too."""
 
     max_restarts: int = 3
+    hang_timeout: float = 300.0
     window: float = 600.0
     backoff: float = 1.0
 
@@ -78,10 +81,11 @@ class SupervisedClient:
         self._live().reset_prefix_cache()
 
     def health(self) -> EngineHealth:
-        client = self._client
+        with self._lock:
+            client, is_restarting = self._client, self._restarting is not None
         if client is not None:
             health = client.health()
-        elif self._restarting is not None:
+        elif is_restarting:
             health = EngineHealth("starting", f"it is restarted, because {self._reason}")
         else:
             health = EngineHealth("dead", self._reason)
@@ -124,7 +128,8 @@ class SupervisedClient:
     def _live(self) -> ProcessClient:
         client = self._client
         if client is None:
-            raise EngineDeadError(f"the engine is {self.health().state}: {self.health().reason}")
+            health = self.health()
+            raise EngineDeadError(f"the engine is {health.state}: {health.reason}")
         return client
 
     def _may_restart(self) -> bool:
@@ -159,16 +164,15 @@ class SupervisedClient:
             self._restarting = None
 
     def _start(self) -> bool:
-        child = self._spawn()
-        with self._lock:
-            self._child = child
-        if self._closing.is_set():
-            child.kill()
         try:
-            client = ProcessClient(child, self._step_timeout)
-        except CardanError as error:
-            self._reason = str(error)
-            logger.error("the engine did not start again: %s", error)
+            client = ProcessClient(self._spawn_child(), self._step_timeout)
+        except Exception as error:
+            # Also what nobody expects: without this thread there is no engine any more.
+            is_expected = isinstance(error, CardanError | OSError)
+            self._reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
+            logger.error(
+                "the engine did not start again: %s", self._reason, exc_info=not is_expected
+            )
             return False
         finally:
             with self._lock:
@@ -180,16 +184,32 @@ class SupervisedClient:
         client.connect(self)
         return True
 
+    def _spawn_child(self) -> EngineChild:
+        """A new process, which ``close`` can end while it starts."""
+        child = self._spawn()
+        with self._lock:
+            self._child = child
+        if self._closing.is_set():
+            child.kill()
+        return child
+
     def _watch(self) -> None:
         """End a process whose steps do not finish: it will not come back by itself."""
+        suspect: ProcessClient | None = None
         while not self._closing.wait(_WATCH_SECONDS):
             client = self._client
-            if client is None:
-                continue
-            health = client.health()
-            if health.state == "stuck" and health.last_step_age > self._step_timeout:
-                client.kill(f"the engine hung: {health.reason}")
+            health = client.health() if client is not None else None
+            if client is None or health is None or not self._is_hung(health):
+                suspect = None
+            elif client is not suspect:
+                # After this process itself stood still there are beats that nobody has read yet.
+                suspect = client
+            else:
                 # Its end starts the next one.
-                while self._client is client and client.health().state != "dead":
-                    if self._closing.wait(_WATCH_SECONDS):
-                        return
+                client.kill(
+                    f"the engine hung: {health.reason}; where steps may take so long, raise the "
+                    f"limit, hang_timeout ({self._policy.hang_timeout:g} s)"
+                )
+
+    def _is_hung(self, health: EngineHealth) -> bool:
+        return health.state == "stuck" and health.last_step_age > self._policy.hang_timeout

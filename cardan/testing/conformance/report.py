@@ -24,9 +24,17 @@ SCHEMA_VERSION = 1
 
 
 def build_document(
-    subject: Subject, results: Sequence[KitResult], seed: int, is_interrupted: bool
+    subject: Subject,
+    results: Sequence[KitResult],
+    seed: int,
+    is_interrupted: bool,
+    is_selection: bool = False,
 ) -> dict[str, Any]:
-    """All that a run brought, as JSON-plain data; ``docs/conformance.md`` describes the fields."""
+    """All that a run brought, as JSON-plain data; ``docs/conformance.md`` describes the fields.
+
+    A run that was interrupted or left tests of its levels out has reached no level.
+    """
+    is_complete = not (is_interrupted or is_selection)
     counts = count_levels(results)
     return {
         "schema": SCHEMA_VERSION,
@@ -36,13 +44,14 @@ def build_document(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": seed,
         "interrupted": is_interrupted,
+        "selection": is_selection,
         "platform": subject.spec,
         "target": subject.target,
         "distribution": subject.distribution,
         "distribution_version": subject.version,
         "host": {"python": host.python_version(), "system": host.platform()},
         **_device_facts(subject),
-        "reached": level_reached(counts),
+        "reached": level_reached(counts) if is_complete else None,
         "levels": [{**asdict(count), "title": LEVELS[count.level]} for count in counts],
         "tests": [
             {
@@ -150,6 +159,8 @@ def _device_line(document: Mapping[str, Any]) -> str:
 def _verdict(document: Mapping[str, Any]) -> str:
     if document["interrupted"]:
         return "interrupted: these results are incomplete."
+    if document["selection"]:
+        return "no level reached: only some tests of the levels were run."
     if document["reached"] is None:
         run = [level["level"] for level in document["levels"]]
         if _with_outcome(document, "failed") or run[:1] == ["L0"]:

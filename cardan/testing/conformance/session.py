@@ -1,5 +1,6 @@
 """One run of the kit: which tests run, in which order, and the report at its end."""
 
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -34,6 +35,7 @@ class KitSession:
         self._options = options
         self._results = KitResults()
         self._is_interrupted = False
+        self._is_selection = False
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
@@ -75,6 +77,10 @@ class KitSession:
                     (TITLE_PROPERTY, _title(item)),
                 ]
         items.sort(key=_order)
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Some tests of the levels do not run: what the others find reaches no level."""
+        self._is_selection |= bool(items)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if not report.failed:
@@ -132,6 +138,7 @@ class KitSession:
             self._results.all(),
             seed=self._options.seed,
             is_interrupted=self._is_interrupted,
+            is_selection=self._is_selection,
         )
 
 

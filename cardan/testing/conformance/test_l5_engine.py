@@ -1,8 +1,8 @@
 """L5: whole engines on tiny random models of every architecture, against transformers."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,17 +37,23 @@ _ONE_OF_EACH = pytest.mark.parametrize(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rig:
-    """What every engine of this module is opened with, and how exact its answers are."""
+    """What every engine of this module is opened with, and how exact its answers are.
+
+    One engine is open at a time, since some devices cannot be opened twice.
+    """
 
     settings: dict[str, Any]
     gap: float
     runs_steps_itself: bool
+    _held: ExitStack = field(default_factory=ExitStack)
+    _shared: dict[str, EngineSession] = field(default_factory=dict)
 
     @contextmanager
     def open(self, model: str, **changes: Any) -> Iterator[EngineSession]:
-        """An engine that must be idle in the end."""
+        """An engine that must be idle in the end. The shared one ends before."""
+        self.close()
         try:
             session = EngineSession(model, {**self.settings, **changes})
         except (ConfigError, UnsupportedError) as error:
@@ -58,6 +64,17 @@ class Rig:
             yield session
             left = session.left_when_idle()
             assert not left, f"not given back when idle: {left}"
+
+    def share(self, model: str) -> EngineSession:
+        """The engine of a model that stays open until another is asked for."""
+        if model not in self._shared:
+            self._shared[model] = self._held.enter_context(self.open(model))
+        return self._shared[model]
+
+    def close(self) -> None:
+        """End the shared engine."""
+        self._shared.clear()
+        self._held.close()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -70,7 +87,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="module")
 def rig(
     cardan_subject: Subject, cardan_platform: Platform, cardan_capabilities: Capabilities
-) -> Rig:
+) -> Iterator[Rig]:
     if not cardan_subject.entry:
         not_supported("engines find platforms by their entry points; install the package")
     try:
@@ -90,7 +107,9 @@ def rig(
         "max_model_len": _MAX_MODEL_LEN,
     }
     own = type(cardan_platform).executor is not Platform.executor
-    return Rig(settings, GAPS[dtype], own)
+    rig = Rig(settings, GAPS[dtype], own)
+    yield rig
+    rig.close()
 
 
 def _model_names() -> tuple[str, ...]:
@@ -119,11 +138,10 @@ def llama(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> "ModelTruth":
     return ModelTruth("llama", tmp_path_factory.mktemp("plain"))
 
 
-@pytest.fixture(scope="module")
-def session(rig: Rig, truth: "ModelTruth") -> Iterator[EngineSession]:
+@pytest.fixture
+def session(rig: Rig, truth: "ModelTruth") -> EngineSession:
     """One engine for the tests of a model that need no settings of their own."""
-    with rig.open(truth.directory) as session:
-        yield session
+    return rig.share(truth.directory)
 
 
 Prompts = Callable[..., list[list[int]]]
@@ -312,6 +330,7 @@ def test_async_depth(llama: "ModelTruth", rig: Rig, depth: int, prompts: Prompts
 def test_offline_api(llama: "ModelTruth", rig: Rig, prompts: Prompts) -> None:
     """The offline API opens the platform by its name, and gives the same tokens."""
     batch = prompts(4, 25)
+    rig.close()
     with LLM(llama.directory, **rig.settings) as llm:
         assert llm.info.platform == rig.settings["platform"].partition(":")[0]
         outputs = llm.generate(batch, GREEDY)
