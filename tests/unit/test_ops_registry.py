@@ -224,3 +224,16 @@ def test_mutated_arguments_are_compared():
 
 def do_nothing(x):
     """A kernel that forgets its work."""
+
+
+def test_what_says_that_it_is_not_supported_is_passed_over_quietly(caplog):
+    absent = Provider(
+        op="rms_norm", name="test.absent", load="unsupported_kernels:rms_norm", priority=3
+    )
+    with caplog.at_level(logging.INFO):
+        resolution = chosen(registry(absent, GOOD, strict=True))
+    assert resolution.provider == "test.good_rms_norm"
+    assert [(item.provider, item.reasons) for item in resolution.rejected] == [
+        ("test.absent", ("there is no compiler",))
+    ]
+    assert not caplog.records

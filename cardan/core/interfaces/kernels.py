@@ -79,6 +79,9 @@ class Needs:
 class Provider:
     """An implementation of one operation, loaded only when chosen.
 
+    A module whose import raises ``UnsupportedError`` says that this machine lacks what it needs:
+    the provider is passed over with that reason, and that is no fault.
+
     ``name`` is ``package.kernel``; ``load`` is ``module:function``. Higher ``priority`` is tried
     first. ``traits`` are promises such as ``graph_safe`` and ``batch_invariant``.
     """

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import torch
 
-from cardan.core.interfaces.errors import ConfigError, PluginError
+from cardan.core.interfaces.errors import ConfigError, PluginError, UnsupportedError
 from cardan.core.interfaces.kernels import (
     Attributes,
     Kernel,
@@ -177,12 +177,13 @@ class KernelRegistry:
         key = (op.name, provider.name, dtype)
         if key not in self._checks:
             check = self._load_and_check(op, provider, dtype)
-            if not check.ok and self._strict:
+            is_faulty = not check.ok and check.is_fault
+            if is_faulty and self._strict:
                 raise PluginError(
                     f"kernel provider {provider.name} of {op.name} {check.text}; "
                     f"veto it with device.kernels -{provider.name}, or leave strict_kernels off"
                 )
-            if not check.ok:
+            if is_faulty:
                 _LOG.warning(
                     "kernel provider %s of %s is not used for %s: %s",
                     provider.name,
@@ -196,7 +197,10 @@ class KernelRegistry:
     def _load_and_check(self, op: OpSpec, provider: Provider, dtype: str) -> CheckResult:
         kernel = self._loaded.get((op.name, provider.name))
         if kernel is None:
-            loaded = _load(op, provider)
+            try:
+                loaded = _load(op, provider)
+            except UnsupportedError as error:
+                return CheckResult(False, str(error), is_fault=False)
             if isinstance(loaded, str):
                 return CheckResult(False, loaded)
             kernel = self._loaded[op.name, provider.name] = loaded
@@ -217,10 +221,16 @@ def _by_name(ops: Sequence[OpSpec]) -> dict[str, OpSpec]:
 
 
 def _load(op: OpSpec, provider: Provider) -> Kernel | str:
-    """The provider's function, or why it cannot be had."""
+    """The provider's function, or why it cannot be had.
+
+    Raises:
+        UnsupportedError: its module says that this machine lacks what it needs.
+    """
     module_name, _, function_name = provider.load.partition(":")
     try:
         module = import_module(module_name)
+    except UnsupportedError:
+        raise
     except Exception as error:
         return f"import of {module_name} failed: {type(error).__name__}: {error}"
     kernel: Kernel | None = getattr(module, function_name, None) if function_name else None

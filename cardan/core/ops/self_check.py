@@ -12,10 +12,15 @@ from cardan.core.ops.compare import compare_case
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Outcome of a check: whether the provider may serve, and ``Resolution.self_check``."""
+    """Outcome of a check: whether the provider may serve, and ``Resolution.self_check``.
+
+    ``is_fault``: it is the provider's fault that it may not; False where it says itself that this
+    machine lacks what it needs.
+    """
 
     ok: bool
     text: str
+    is_fault: bool = True
 
 
 def self_check(

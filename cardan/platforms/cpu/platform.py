@@ -23,6 +23,9 @@ from cardan.platforms.cpu.cpu_info import (
     memory_info,
     num_numa_nodes,
 )
+from cardan.platforms.cpu.native.elementwise_providers import ELEMENTWISE_PROVIDERS
+from cardan.platforms.cpu.native.library import native_status
+from cardan.platforms.cpu.native.providers import LINEAR_PROVIDERS
 from cardan.platforms.cpu.threads import usable_threads
 
 if TYPE_CHECKING:
@@ -32,7 +35,10 @@ _SCORE = 1
 _MOST_KV_BYTES = 4 << 30
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _KERNELS = "cardan.platforms.cpu.kernels"
+# Where the kernels cannot be compiled these say so, and the next ones serve.
 _PROVIDERS: tuple[Provider, ...] = (
+    *LINEAR_PROVIDERS,
+    *ELEMENTWISE_PROVIDERS,
     Provider(
         op="rms_norm",
         name="cpu.rms_norm",
@@ -110,9 +116,7 @@ class CpuPlatform(Platform):
                 1,
                 "the CPU platform has one device; its threads share the work",
             ),
-            Constraint(
-                "cache.block_size", "==", 16, "keys are gathered one by one on a CPU", "prefer"
-            ),
+            Constraint("cache.block_size", "==", 16, "small blocks waste little memory", "prefer"),
             Constraint("model.dtype", "==", dtype, "the fastest dtype of this CPU", "prefer"),
             Constraint(
                 "cache.kv_cache_memory_bytes",
@@ -135,12 +139,13 @@ class CpuPlatform(Platform):
 
     def attention(self, device: DeviceInfo) -> "Sequence[type[AttentionBackend]]":
         from cardan.platforms.cpu.attention import CpuAttention
+        from cardan.platforms.cpu.native.attention import NativeAttention
 
-        return (CpuAttention,)
+        return (NativeAttention, CpuAttention)
 
     def doctor(self, device: DeviceInfo) -> Mapping[str, str]:
         set_by_user = {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ}
-        return {"torch": _torch_version(), **set_by_user}
+        return {"torch": _torch_version(), "kernels": native_status(), **set_by_user}
 
     def _num_threads(self, device: DeviceInfo) -> int:
         """The number in the device's details, which a setting of the user replaces."""

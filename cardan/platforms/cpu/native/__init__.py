@@ -1,0 +1,1 @@
+"""C kernels of the CPU platform, compiled on the machine that runs them."""

@@ -1,0 +1,155 @@
+"""Compiling the kernels into one shared object, kept in the user's cache. Imports no torch."""
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from cardan.platforms.cpu.native.errors import NativeUnavailable
+
+# Not -ffast-math: NaN, infinities and the order of sums are part of what the kernels promise.
+# What is left out of the C standard's rules cannot change a value: errno and traps of floating
+# point; contraction is the fused multiply-add.
+BASE_FLAGS: tuple[str, ...] = (
+    "-std=gnu11",
+    "-O3",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fopenmp-simd",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-fPIC",
+    "-pthread",
+)
+_LINK_FLAGS = ("-shared",)
+_LIBRARY_NAME = "kernels.so"
+_DIGEST_NAME = "kernels.sha256"
+_TIMEOUT_S = 300
+_MOST_OUTPUT = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C compiler: its command, and the text by which its versions differ."""
+
+    command: tuple[str, ...]
+    version: str
+
+
+def sources(folder: Path) -> tuple[Path, ...]:
+    """C files and headers of ``folder``, sorted."""
+    return tuple(sorted([*folder.glob("*.c"), *folder.glob("*.h")]))
+
+
+def find_compiler(environment: Mapping[str, str]) -> Compiler:
+    """The compiler that ``CC`` names, or the first of cc, gcc, clang on ``PATH``.
+
+    Raises:
+        NativeUnavailable: there is none, or it does not say its version.
+    """
+    named = shlex.split(environment.get("CC", ""))
+    path = environment.get("PATH")
+    for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
+        program = shutil.which(command[0], path=path)
+        if program is not None:
+            found = (program, *command[1:])
+            return Compiler(found, _run([*found, "--version"]))
+    wanted = f"CC={named[0]} is not on PATH" if named else "none of cc, gcc, clang is on PATH"
+    raise NativeUnavailable(f"no C compiler: {wanted}; install gcc or clang, or set CC")
+
+
+def cache_root(environment: Mapping[str, str]) -> Path:
+    """The user's folder of built libraries; it may not exist."""
+    base = environment.get("XDG_CACHE_HOME", "")
+    # The specification of the variable has relative paths ignored.
+    folder = Path(base) if base.startswith("/") else Path(environment.get("HOME", "~"), ".cache")
+    return folder.expanduser() / "cardan" / "native"
+
+
+def cache_key(files: Sequence[Path], compiler: Compiler, flags: Sequence[str]) -> str:
+    """A name that differs whenever the compiled library may."""
+    digest = hashlib.sha256()
+    parts = [*compiler.command, compiler.version, *flags, *_LINK_FLAGS]
+    for part in [part.encode() for part in parts] + [file.read_bytes() for file in files]:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:32]
+
+
+def cached_library(folder: Path) -> Path | None:
+    """The library in ``folder``, or None if it is missing or not as it was written."""
+    library = folder / _LIBRARY_NAME
+    try:
+        written = (folder / _DIGEST_NAME).read_text(encoding="ascii").strip()
+        found = hashlib.sha256(library.read_bytes()).hexdigest()
+    except (OSError, ValueError):
+        return None
+    return library if found == written else None
+
+
+def compile_into(
+    folder: Path, files: Sequence[Path], compiler: Compiler, flags: Sequence[str]
+) -> Path:
+    """Compile the C files among ``files`` and put the library into ``folder``, made if missing.
+
+    Files get their names when they are complete, so that processes may do this at the same time:
+    they write the same.
+
+    Raises:
+        OSError: the folder cannot be written.
+        NativeUnavailable: the compiler failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    library = folder / _LIBRARY_NAME
+    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as name:
+        built = Path(name, _LIBRARY_NAME)
+        digest = Path(name, _DIGEST_NAME)
+        objects = _compile_objects(Path(name), files, [*compiler.command, *flags])
+        _run([*compiler.command, *flags, *_LINK_FLAGS, "-o", str(built), *objects, "-lm"])
+        text = hashlib.sha256(built.read_bytes()).hexdigest()
+        digest.write_text(f"{text}\n", encoding="ascii")
+        os.replace(built, library)
+        os.replace(digest, folder / _DIGEST_NAME)
+    return library
+
+
+def _compile_objects(folder: Path, files: Sequence[Path], command: Sequence[str]) -> list[str]:
+    """Compile the C files side by side; the names of their objects in ``folder``."""
+
+    def compile_one(file: Path) -> str:
+        target = str(folder / f"{file.stem}.o")
+        _run([*command, "-c", "-o", target, str(file)])
+        return target
+
+    inputs = [file for file in files if file.suffix == ".c"]
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
+        return list(threads.map(compile_one, inputs))
+
+
+def _run(command: Sequence[str]) -> str:
+    """What the command prints."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailable(f"the C compiler {command[0]} cannot be run: {error}") from error
+    output = done.stdout.decode(errors="replace").strip()
+    if done.returncode:
+        shown = output[:_MOST_OUTPUT]
+        raise NativeUnavailable(
+            f"the C compiler failed with status {done.returncode}: "
+            f"{shlex.join(command)}: {shown or 'no output'}"
+        )
+    return output

@@ -1,0 +1,381 @@
+// Norms, rotation, gated activations, the soft cap, and the likeliest tokens. All compute in
+// float32 and round once; rows are independent, so threads and batches change no bit.
+#include "vmath.h"
+
+enum { CARDAN_BAD_POSITION = 2 };
+enum { GATE_SILU = 0, GATE_GELU_TANH = 1 };
+
+// A thread gets at least so much work, counted in elements that are loaded, multiplied and
+// stored: about 5 microseconds, twice what waking it costs.
+#define LEAST_WORK 32768
+
+#define SWITCH_TYPE(type, call)                              \
+    switch (type) {                                          \
+        case TYPE_F32: { enum { TYPE = TYPE_F32 }; call; break; }   \
+        case TYPE_BF16: { enum { TYPE = TYPE_BF16 }; call; break; } \
+        default: { enum { TYPE = TYPE_F16 }; call; }         \
+    }
+
+// `call` for each vector of a row, which begins at element d and has COUNT elements: a constant
+// but for the last one, whose handling would slow down the loop.
+#define EACH_VECTOR(dim, call)                                  \
+    {                                                           \
+        int64_t d = 0;                                          \
+        for (; d + LANES <= (dim); d += LANES) {                \
+            enum { COUNT = LANES };                             \
+            call;                                               \
+        }                                                       \
+        if (d < (dim)) {                                        \
+            const int COUNT = (int)((dim) - d);                 \
+            call;                                               \
+        }                                                       \
+    }
+
+// `count` elements from d on; zeros behind them.
+CARDAN_INLINE vf row_load(int type, const void *row, int64_t d, int count) {
+    return count == LANES ? vf_load_as(type, row, d) : vf_load_part(type, row, d, count);
+}
+
+CARDAN_INLINE void row_store(int type, void *row, int64_t d, int count, vf value) {
+    if (count == LANES) {
+        vf_store_as(type, row, d, value);
+    } else {
+        vf_store_part(type, row, d, count, value);
+    }
+}
+
+// Weights have the type of the rows, or float32.
+CARDAN_INLINE vf weight_load(int type, int wide, const void *row, int64_t d, int count) {
+    return wide ? row_load(TYPE_F32, row, d, count) : row_load(type, row, d, count);
+}
+
+static void parallel_rows(int threads, int64_t rows, int64_t row_work, cardan_task task,
+                          void *context) {
+    int64_t grain = LEAST_WORK / (row_work + 1) + 1;
+    if (grain * threads < rows) grain = (rows + threads - 1) / threads;
+    cardan_parallel_for(threads, rows, grain, task, context);
+}
+
+CARDAN_INLINE float inverse_rms(const void *x, int64_t dim, float eps, const int type) {
+    vf even = {0}, odd = {0};
+    int64_t d = 0;
+    for (; d + 2 * LANES <= dim; d += 2 * LANES) {
+        const vf first = vf_load_as(type, x, d), second = vf_load_as(type, x, d + LANES);
+        even += first * first;
+        odd += second * second;
+    }
+    for (; d < dim; d += LANES) {
+        const int count = dim - d < LANES ? (int)(dim - d) : LANES;
+        const vf value = row_load(type, x, d, count);
+        even += value * value;
+    }
+    return 1.0f / sqrtf(vf_sum(even + odd) / (float)dim + eps);
+}
+
+struct norm_job {
+    char *out, *sum;                 // sum: NULL where there is no residual
+    const char *x, *residual, *weight;
+    int64_t dim;
+    float eps;
+    int type, wide_weight;
+};
+
+CARDAN_INLINE void add_part(const char *x, const char *residual, char *sum, int64_t d, int count,
+                            const int type) {
+    const vf added = row_load(type, x, d, count) + row_load(type, residual, d, count);
+    row_store(type, sum, d, count, added);
+}
+
+CARDAN_INLINE void norm_part(const struct norm_job *job, const char *x, char *out, float scale,
+                             int64_t d, int count, const int type) {
+    const vf weight = weight_load(type, job->wide_weight, job->weight, d, count);
+    row_store(type, out, d, count, row_load(type, x, d, count) * scale * weight);
+}
+
+CARDAN_INLINE void norm_rows(const struct norm_job *job, int64_t begin, int64_t end,
+                             const int type) {
+    const int64_t dim = job->dim, bytes = dim * type_size(type);
+    for (int64_t row = begin; row < end; row++) {
+        const char *x = job->x + row * bytes;
+        char *out = job->out + row * bytes;
+        if (job->sum) {
+            char *sum = job->sum + row * bytes;
+            const char *residual = job->residual + row * bytes;
+            EACH_VECTOR(dim, add_part(x, residual, sum, d, COUNT, type));
+            // What is normalised is the sum as it was rounded.
+            x = sum;
+        }
+        const float scale = inverse_rms(x, dim, job->eps, type);
+        EACH_VECTOR(dim, norm_part(job, x, out, scale, d, COUNT, type));
+    }
+}
+
+static void norm_task(void *context, int64_t begin, int64_t end, int worker) {
+    const struct norm_job *job = context;
+    (void)worker;
+    SWITCH_TYPE(job->type, norm_rows(job, begin, end, TYPE));
+}
+
+// out [rows, dim] = x / rms(x) * weight [dim].
+CARDAN_EXPORT void cardan_rms_norm(void *out, const void *x, const void *weight, int64_t rows,
+                                   int64_t dim, float eps, int type, int wide_weight,
+                                   int threads) {
+    struct norm_job job = {.out = out, .x = x, .weight = weight, .dim = dim,
+                           .eps = eps, .type = type, .wide_weight = wide_weight};
+    parallel_rows(threads, rows, dim, norm_task, &job);
+}
+
+// sum = x + residual, rounded; out = sum / rms(sum) * weight.
+CARDAN_EXPORT void cardan_add_rms_norm(void *out, void *sum, const void *x, const void *residual,
+                                       const void *weight, int64_t rows, int64_t dim, float eps,
+                                       int type, int wide_weight, int threads) {
+    struct norm_job job = {.out = out, .sum = sum, .x = x, .residual = residual,
+                           .weight = weight, .dim = dim, .eps = eps, .type = type,
+                           .wide_weight = wide_weight};
+    parallel_rows(threads, rows, 2 * dim, norm_task, &job);
+}
+
+// Heads of one of the two tensors that are rotated. Strides are in bytes.
+struct rotate_heads {
+    char *out;
+    const char *x, *weight;  // weight: NULL: no norm
+    int64_t heads, token_stride, head_stride;
+    int wide_weight;
+};
+
+struct rotate_job {
+    struct rotate_heads parts[2];
+    const float *cos_sin;
+    const int64_t *positions;
+    int64_t dim, half;  // 2 * half of dim elements are rotated
+    float eps;
+    int type;
+};
+
+CARDAN_INLINE vf normed(const struct rotate_heads *part, vf x, float scale, int64_t at, int count,
+                        const int type) {
+    if (!part->weight) return x;
+    return x * (scale * weight_load(type, part->wide_weight, part->weight, at, count));
+}
+
+// The pair of parts of a head that begin at d and at half + d.
+CARDAN_INLINE void rotate_pair(const struct rotate_heads *part, const char *x, char *out,
+                               const float *angles, int64_t half, float scale, int64_t d,
+                               int count, const int type) {
+    const vf cosine = row_load(TYPE_F32, angles, d, count);
+    const vf sine = row_load(TYPE_F32, angles, half + d, count);
+    const vf first = normed(part, row_load(type, x, d, count), scale, d, count, type);
+    const vf second =
+        normed(part, row_load(type, x, half + d, count), scale, half + d, count, type);
+    row_store(type, out, d, count, first * cosine - second * sine);
+    row_store(type, out, half + d, count, second * cosine + first * sine);
+}
+
+CARDAN_INLINE void rotate_head(const struct rotate_job *job, const struct rotate_heads *part,
+                               const char *x, char *out, const float *angles, const int type) {
+    const int64_t half = job->half, rest = job->dim - 2 * half;
+    const float scale = part->weight ? inverse_rms(x, job->dim, job->eps, type) : 1.0f;
+    EACH_VECTOR(half, rotate_pair(part, x, out, angles, half, scale, d, COUNT, type));
+    for (int64_t d = 0; d < rest; d += LANES) {
+        const int64_t at = 2 * half + d;
+        const int count = rest - d < LANES ? (int)(rest - d) : LANES;
+        const vf value = normed(part, row_load(type, x, at, count), scale, at, count, type);
+        row_store(type, out, at, count, value);
+    }
+}
+
+CARDAN_INLINE void rotate_tokens(const struct rotate_job *job, int64_t begin, int64_t end,
+                                 const int type) {
+    const int64_t bytes = job->dim * type_size(type);
+    for (int64_t token = begin; token < end; token++) {
+        const float *angles = job->cos_sin + job->positions[token] * 2 * job->half;
+        for (int p = 0; p < 2; p++) {
+            const struct rotate_heads *part = job->parts + p;
+            const char *x = part->x + token * part->token_stride;
+            char *out = part->out + token * part->heads * bytes;
+            for (int64_t head = 0; head < part->heads; head++) {
+                rotate_head(job, part, x, out, angles, type);
+                x += part->head_stride;
+                out += bytes;
+            }
+        }
+    }
+}
+
+static void rotate_task(void *context, int64_t begin, int64_t end, int worker) {
+    const struct rotate_job *job = context;
+    (void)worker;
+    SWITCH_TYPE(job->type, rotate_tokens(job, begin, end, TYPE));
+}
+
+// Rotates, after a norm of each head where weights are given, q [tokens, q_heads, dim] and k
+// alike, of any strides (in elements), into dense tensors. cos_sin [num_positions, 2 * half].
+CARDAN_EXPORT int cardan_rotate(void *q_out, const void *q, int64_t q_heads,
+                                int64_t q_token_stride, int64_t q_head_stride, void *k_out,
+                                const void *k, int64_t k_heads, int64_t k_token_stride,
+                                int64_t k_head_stride, const void *q_weight, int q_wide,
+                                const void *k_weight, int k_wide, float eps,
+                                const float *cos_sin, int64_t num_positions, int64_t half,
+                                const int64_t *positions, int64_t tokens, int64_t dim, int type,
+                                int threads) {
+    const int64_t size = type_size(type);
+    struct rotate_job job = {
+        .parts = {{q_out, q, q_weight, q_heads, q_token_stride * size, q_head_stride * size,
+                   q_wide},
+                  {k_out, k, k_weight, k_heads, k_token_stride * size, k_head_stride * size,
+                   k_wide}},
+        .cos_sin = cos_sin, .positions = positions, .dim = dim, .half = half, .eps = eps,
+        .type = type,
+    };
+    for (int64_t token = 0; token < tokens; token++) {
+        if (positions[token] < 0 || positions[token] >= num_positions) return CARDAN_BAD_POSITION;
+    }
+    parallel_rows(threads, tokens, (q_heads + k_heads) * dim, rotate_task, &job);
+    return CARDAN_OK;
+}
+
+struct gate_job {
+    char *out;
+    const char *x;
+    int64_t dim;
+    float cap;
+    int gate, type;
+};
+
+CARDAN_INLINE void gate_part(const char *gates, const char *ups, char *out, int gate, int64_t d,
+                             int count, const int type) {
+    const vf x = row_load(type, gates, d, count), up = row_load(type, ups, d, count);
+    vf slope = x;
+    // (1 + tanh u) / 2 is the logistic function of 2 u.
+    if (gate == GATE_GELU_TANH) slope = 1.5957691216057308f * (x + 0.044715f * x * x * x);
+    row_store(type, out, d, count, x / (1.0f + vf_exp(-slope)) * up);
+}
+
+CARDAN_INLINE void gate_rows(const struct gate_job *job, int64_t begin, int64_t end,
+                             const int type) {
+    const int64_t dim = job->dim, bytes = dim * type_size(type);
+    for (int64_t row = begin; row < end; row++) {
+        const char *gates = job->x + row * 2 * bytes, *ups = gates + bytes;
+        char *out = job->out + row * bytes;
+        if (job->gate == GATE_SILU) {
+            EACH_VECTOR(dim, gate_part(gates, ups, out, GATE_SILU, d, COUNT, type));
+        } else {
+            EACH_VECTOR(dim, gate_part(gates, ups, out, GATE_GELU_TANH, d, COUNT, type));
+        }
+    }
+}
+
+static void gate_task(void *context, int64_t begin, int64_t end, int worker) {
+    const struct gate_job *job = context;
+    (void)worker;
+    SWITCH_TYPE(job->type, gate_rows(job, begin, end, TYPE));
+}
+
+// out [rows, dim] = gate(x[:, :dim]) * x[:, dim:], x [rows, 2 * dim].
+CARDAN_EXPORT void cardan_gated(void *out, const void *x, int64_t rows, int64_t dim, int gate,
+                                int type, int threads) {
+    struct gate_job job = {.out = out, .x = x, .dim = dim, .gate = gate, .type = type};
+    parallel_rows(threads, rows, 6 * dim, gate_task, &job);
+}
+
+CARDAN_INLINE void cap_part(const char *x, char *out, float cap, int64_t d, int count,
+                            const int type) {
+    row_store(type, out, d, count, cap * vf_tanh(row_load(type, x, d, count) / cap));
+}
+
+CARDAN_INLINE void cap_rows(const struct gate_job *job, int64_t begin, int64_t end,
+                            const int type) {
+    const int64_t dim = job->dim, bytes = dim * type_size(type);
+    for (int64_t row = begin; row < end; row++) {
+        const char *x = job->x + row * bytes;
+        char *out = job->out + row * bytes;
+        EACH_VECTOR(dim, cap_part(x, out, job->cap, d, COUNT, type));
+    }
+}
+
+static void cap_task(void *context, int64_t begin, int64_t end, int worker) {
+    const struct gate_job *job = context;
+    (void)worker;
+    SWITCH_TYPE(job->type, cap_rows(job, begin, end, TYPE));
+}
+
+// out = cap * tanh(x / cap), both [rows, dim].
+CARDAN_EXPORT void cardan_soft_cap(void *out, const void *x, int64_t rows, int64_t dim, float cap,
+                                   int type, int threads) {
+    struct gate_job job = {.out = out, .x = x, .dim = dim, .cap = cap, .type = type};
+    parallel_rows(threads, rows, 8 * dim, cap_task, &job);
+}
+
+struct greedy_job {
+    int64_t *out;
+    const float *logits;
+    int64_t vocab, stride;
+};
+
+// Logits looked at together, so that a decision is looked up in the first cache.
+#define GREEDY_BLOCK 2048
+
+// The largest of the values; *nan is set if any is NaN.
+static float largest(const float *values, int64_t count, int *nan) {
+    const vf lowest = vf_splat(-__builtin_inff());
+    vf most[4] = {lowest, lowest, lowest, lowest};
+    vi unequal[4] = {{0}};
+    int64_t i = 0;
+    for (; i + 4 * LANES <= count; i += 4 * LANES) {
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) {
+            const vf value = vf_load(values + i + v * LANES);
+            unequal[v] |= value != value;
+            most[v] = vf_max(value, most[v]);
+        }
+    }
+    const vf all = vf_max(vf_max(most[0], most[1]), vf_max(most[2], most[3]));
+    const vi any = unequal[0] | unequal[1] | unequal[2] | unequal[3];
+    float top = all[0];
+    for (int lane = 0; lane < LANES; lane++) {
+        top = all[lane] > top ? all[lane] : top;
+        *nan |= any[lane];
+    }
+    for (; i < count; i++) {
+        top = values[i] > top ? values[i] : top;
+        *nan |= values[i] != values[i];
+    }
+    return top;
+}
+
+// The first id of the largest logit, or of the first NaN.
+static int64_t likeliest(const float *logits, int64_t vocab) {
+    float top = -__builtin_inff();
+    int64_t id = 0;
+    for (int64_t begin = 0; begin < vocab; begin += GREEDY_BLOCK) {
+        const int64_t count = vocab - begin < GREEDY_BLOCK ? vocab - begin : GREEDY_BLOCK;
+        int nan = 0;
+        const float block_top = largest(logits + begin, count, &nan);
+        if (nan) {
+            id = begin;
+            while (logits[id] == logits[id]) id++;
+            return id;
+        }
+        if (block_top > top) {
+            top = block_top;
+            id = begin;
+        }
+    }
+    while (logits[id] != top) id++;
+    return id;
+}
+
+static void greedy_task(void *context, int64_t begin, int64_t end, int worker) {
+    const struct greedy_job *job = context;
+    (void)worker;
+    for (int64_t row = begin; row < end; row++) {
+        job->out[row] = likeliest(job->logits + row * job->stride, job->vocab);
+    }
+}
+
+// out [rows]: the likeliest id of each row of logits [rows, vocab], vocab > 0.
+CARDAN_EXPORT void cardan_greedy(int64_t *out, const float *logits, int64_t rows, int64_t vocab,
+                                 int64_t stride, int threads) {
+    struct greedy_job job = {.out = out, .logits = logits, .vocab = vocab, .stride = stride};
+    parallel_rows(threads, rows, vocab, greedy_task, &job);
+}

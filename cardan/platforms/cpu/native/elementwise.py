@@ -1,0 +1,255 @@
+"""Norms, rotation, gated activations, the soft cap and the likeliest tokens through
+``elementwise.c``: one call each, float32 arithmetic, one rounding.
+
+A row's result depends neither on the rows beside it nor on the number of threads. Threads are
+used from about 65,000 elements on (for activations from 11,000), below which waking them costs
+more than they take over.
+"""
+
+import torch
+from torch import Tensor
+
+from cardan.platforms.cpu.native.library import (
+    Int,
+    NativeLibrary,
+    Pointer,
+    Real,
+    Size,
+    library,
+)
+
+# Numbers of the types in ``simd.h``, and of the gates in ``elementwise.c``.
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_SILU, _GELU_TANH = 0, 1
+
+
+class ElementwiseKernels:
+    """The operations of these names by the kernels of ``native``; their definitions are the
+    catalogue's."""
+
+    def __init__(self, native: NativeLibrary) -> None:
+        shape = (Size, Size, Real, Int, Int, Int)
+        heads = (Pointer, Pointer, Size, Size, Size)
+        self._norm = native.function("cardan_rms_norm", *[Pointer] * 3, *shape)
+        self._add_norm = native.function("cardan_add_rms_norm", *[Pointer] * 5, *shape)
+        self._rotate = native.function(
+            "cardan_rotate",
+            *(*heads, *heads, Pointer, Int, Pointer, Int, Real),
+            *(Pointer, Size, Size, Pointer, Size, Size, Int, Int),
+            returns=Int,
+        )
+        self._gated = native.function("cardan_gated", *[Pointer] * 2, *[Size] * 2, *[Int] * 3)
+        self._cap = native.function(
+            "cardan_soft_cap", *[Pointer] * 2, *[Size] * 2, Real, *[Int] * 2
+        )
+        self._greedy = native.function("cardan_greedy", *[Pointer] * 2, *[Size] * 3, Int)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x = x.contiguous()
+        hidden = x.shape[-1]
+        weight, wide = _weight(weight, x, hidden)
+        out = torch.empty_like(x)
+        self._norm(
+            out.data_ptr(),
+            x.data_ptr(),
+            weight.data_ptr(),
+            x.numel() // hidden if hidden else 0,
+            hidden,
+            eps,
+            _type(x),
+            wide,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def fused_add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        if x.shape != residual.shape or x.dtype is not residual.dtype:
+            raise ValueError(
+                f"residual must be as x, {x.dtype} {tuple(x.shape)}, "
+                f"got {residual.dtype} {tuple(residual.shape)}"
+            )
+        x, residual = x.contiguous(), residual.contiguous()
+        hidden = x.shape[-1]
+        weight, wide = _weight(weight, x, hidden)
+        out, new_residual = torch.empty_like(x), torch.empty_like(x)
+        self._add_norm(
+            out.data_ptr(),
+            new_residual.data_ptr(),
+            x.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            x.numel() // hidden if hidden else 0,
+            hidden,
+            eps,
+            _type(x),
+            wide,
+            torch.get_num_threads(),
+        )
+        return out, new_residual
+
+    def rotary_embedding(
+        self, q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self._rotated(q, k, (None, None), 0.0, cos_sin, positions)
+
+    def qk_norm_rope(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        eps: float,
+        cos_sin: Tensor,
+        positions: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        return self._rotated(q, k, (q_weight, k_weight), eps, cos_sin, positions)
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        return self._gate(x, _SILU)
+
+    def gelu_tanh_and_mul(self, x: Tensor) -> Tensor:
+        return self._gate(x, _GELU_TANH)
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        width = x.shape[-1]
+        rows = x.numel() // width if width else 0
+        threads = torch.get_num_threads()
+        self._cap(out.data_ptr(), x.data_ptr(), rows, width, cap, _type(x), threads)
+        return out
+
+    def greedy_tokens(self, logits: Tensor) -> Tensor:
+        if logits.dtype is not torch.float32 or logits.dim() != 2 or not logits.shape[1]:
+            raise ValueError(
+                f"logits must be float32 [N, V] with V > 0, got {logits.dtype} "
+                f"{tuple(logits.shape)}"
+            )
+        if logits.stride(1) != 1:
+            logits = logits.contiguous()
+        rows, vocab_size = logits.shape
+        out = torch.empty(rows, dtype=torch.int64)
+        self._greedy(
+            out.data_ptr(),
+            logits.data_ptr(),
+            rows,
+            vocab_size,
+            logits.stride(0),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def _gate(self, x: Tensor, gate: int) -> Tensor:
+        x = x.contiguous()
+        hidden, odd = divmod(x.shape[-1], 2)
+        if odd:
+            raise ValueError(
+                f"the last dimension of x holds gate and up, so it is even; got {x.shape[-1]}"
+            )
+        out = torch.empty((*x.shape[:-1], hidden), dtype=x.dtype)
+        rows = out.numel() // hidden if hidden else 0
+        threads = torch.get_num_threads()
+        self._gated(out.data_ptr(), x.data_ptr(), rows, hidden, gate, _type(x), threads)
+        return out
+
+    def _rotated(
+        self,
+        q: Tensor,
+        k: Tensor,
+        weights: tuple[Tensor | None, Tensor | None],
+        eps: float,
+        cos_sin: Tensor,
+        positions: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        q, k = _heads(q), _heads(k)
+        tokens, q_heads, dim = q.shape
+        rotary = cos_sin.shape[1]
+        _check_rotation(q, k, cos_sin, positions)
+        if cos_sin.dtype is not torch.float32 or not cos_sin.is_contiguous():
+            cos_sin = cos_sin.to(torch.float32).contiguous()
+        if positions.stride(0) != 1:
+            positions = positions.contiguous()
+        q_weight, q_wide = (None, 0) if weights[0] is None else _weight(weights[0], q, dim)
+        k_weight, k_wide = (None, 0) if weights[1] is None else _weight(weights[1], k, dim)
+        q_out = torch.empty(q.shape, dtype=q.dtype)
+        k_out = torch.empty(k.shape, dtype=k.dtype)
+        q_strides, k_strides = q.stride(), k.stride()
+        status = self._rotate(
+            q_out.data_ptr(),
+            q.data_ptr(),
+            q_heads,
+            q_strides[0],
+            q_strides[1],
+            k_out.data_ptr(),
+            k.data_ptr(),
+            k.shape[1],
+            k_strides[0],
+            k_strides[1],
+            None if q_weight is None else q_weight.data_ptr(),
+            q_wide,
+            None if k_weight is None else k_weight.data_ptr(),
+            k_wide,
+            eps,
+            cos_sin.data_ptr(),
+            cos_sin.shape[0],
+            rotary // 2,
+            positions.data_ptr(),
+            tokens,
+            dim,
+            _type(q),
+            torch.get_num_threads(),
+        )
+        if status:
+            raise IndexError(
+                f"positions must lie in [0, {cos_sin.shape[0]}), the rows of cos_sin; got "
+                f"{int(positions.min())} to {int(positions.max())}"
+            )
+        return q_out, k_out
+
+
+def _check_rotation(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
+    tokens, _, dim = q.shape
+    is_alike = k.shape[0] == tokens and k.shape[2] == dim and k.dtype is q.dtype
+    if not is_alike or cos_sin.shape[1] > dim:
+        raise ValueError(
+            f"q {q.dtype} {tuple(q.shape)}, k {k.dtype} {tuple(k.shape)} and cos_sin "
+            f"{tuple(cos_sin.shape)} must agree in tokens, dtype and head dim"
+        )
+    if positions.shape != (tokens,) or positions.dtype is not torch.int64:
+        raise ValueError(
+            f"positions must be int64 ({tokens},), got {positions.dtype} {tuple(positions.shape)}"
+        )
+
+
+def _type(x: Tensor) -> int:
+    code = _TYPES.get(x.dtype)
+    if code is None:
+        raise ValueError(f"x must be float32, bfloat16 or float16, got {x.dtype}")
+    return code
+
+
+def _heads(x: Tensor) -> Tensor:
+    """x [tokens, heads, dim] with the elements of a head one after the other."""
+    return x if x.stride(2) == 1 else x.contiguous()
+
+
+def _weight(weight: Tensor, x: Tensor, size: int) -> tuple[Tensor, int]:
+    """``weight`` [size] as the kernels take it: dense in x's dtype (and 0), or in float32 (1)."""
+    if weight.shape != (size,):
+        raise ValueError(f"weight must be ({size},), got {tuple(weight.shape)}")
+    if weight.dtype is x.dtype:
+        return weight.contiguous(), 0
+    return weight.to(torch.float32).contiguous(), 1
+
+
+_KERNELS = ElementwiseKernels(library())
+rms_norm = _KERNELS.rms_norm
+fused_add_rms_norm = _KERNELS.fused_add_rms_norm
+rotary_embedding = _KERNELS.rotary_embedding
+qk_norm_rope = _KERNELS.qk_norm_rope
+silu_and_mul = _KERNELS.silu_and_mul
+gelu_tanh_and_mul = _KERNELS.gelu_tanh_and_mul
+soft_cap = _KERNELS.soft_cap
+greedy_tokens = _KERNELS.greedy_tokens

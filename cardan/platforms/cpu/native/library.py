@@ -1,0 +1,180 @@
+"""The kernel library of this process. Imports no torch.
+
+A module of kernels binds its functions once::
+
+    _FUNCTION = library().function("cardan_scale", Pointer, Pointer, Size, Real, Int, returns=Int)
+
+    def scale(x: Tensor, factor: float) -> Tensor:
+        out = torch.empty_like(x)
+        check(_FUNCTION(out.data_ptr(), x.data_ptr(), x.numel(), factor, torch.get_num_threads()))
+        return out
+
+Pointers are passed as integers (``data_ptr()``); the caller keeps the memory alive during the
+call. The lock of the interpreter is released meanwhile. Kernels take the number of threads as an
+argument (the pool in ``pool.h`` grows as asked), so that torch's setting is theirs.
+"""
+
+import ctypes
+import logging
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cardan.core.interfaces.errors import OutOfMemoryError
+from cardan.platforms.cpu.cpu_info import instruction_sets
+from cardan.platforms.cpu.native.build import (
+    BASE_FLAGS,
+    Compiler,
+    cache_key,
+    cache_root,
+    cached_library,
+    compile_into,
+    find_compiler,
+    sources,
+)
+from cardan.platforms.cpu.native.errors import NativeUnavailable
+from cardan.platforms.cpu.native.isa import choose_level
+
+__all__ = [
+    "Int",
+    "NativeLibrary",
+    "NativeUnavailable",
+    "Pointer",
+    "Real",
+    "Size",
+    "check",
+    "library",
+    "native_status",
+    "open_library",
+    "unavailable_reason",
+]
+
+_LOG = logging.getLogger(__name__)
+_FOLDER = Path(__file__).parent
+
+# Types of C parameters: void *, int64_t, int, float.
+Pointer = ctypes.c_void_p
+Size = ctypes.c_int64
+Int = ctypes.c_int
+Real = ctypes.c_float
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLibrary:
+    """A loaded library. ``origin`` says where it came from, for people."""
+
+    handle: ctypes.CDLL
+    isa: str
+    origin: str
+
+    def function(self, name: str, *parameters: Any, returns: Any = None) -> Callable[..., Any]:
+        """The exported C function ``name``, its parameters of the types above.
+
+        Raises:
+            AttributeError: the library has no such function.
+        """
+        function = self.handle[name]
+        function.argtypes = parameters
+        function.restype = returns
+        return function
+
+
+def check(status: int) -> None:
+    """Raise what a kernel's status (``pool.h``) stands for.
+
+    Raises:
+        OutOfMemoryError: the kernel found no memory for its scratch.
+    """
+    if status:
+        raise OutOfMemoryError(
+            "a kernel of the CPU found no memory for its scratch; free memory, or use smaller "
+            "steps (scheduler.max_num_batched_tokens)"
+        )
+
+
+def library() -> NativeLibrary:
+    """The library of this process, compiled and loaded at the first call.
+
+    Raises:
+        NativeUnavailable: it cannot be had; the same reason at every call, logged once.
+    """
+    found = _outcome()
+    if isinstance(found, str):
+        raise NativeUnavailable(found)
+    return found
+
+
+def unavailable_reason() -> str | None:
+    """Why ``library()`` raises, or None if it does not; compiles at the first call."""
+    found = _outcome()
+    return found if isinstance(found, str) else None
+
+
+def native_status() -> str:
+    """One line for people: instruction sets and origin of the library, or why there is none."""
+    found = _outcome()
+    if isinstance(found, str):
+        return f"unavailable: {found}"
+    return f"{found.isa}, {found.origin}"
+
+
+def open_library(
+    environment: Mapping[str, str], root: Path = Path("/"), folder: Path = _FOLDER
+) -> NativeLibrary:
+    """Load the library that ``environment`` (CC, PATH, CARDAN_CPU_ISA, XDG_CACHE_HOME, HOME) asks
+    for, from the cache or compiled now.
+
+    ``root``: the file system that facts are read from. ``folder``: that of the C files.
+
+    Raises:
+        NativeUnavailable: it cannot be had.
+    """
+    level = choose_level(platform.machine(), instruction_sets(root), environment)
+    compiler = find_compiler(environment)
+    files = sources(folder)
+    flags = (*BASE_FLAGS, *level.flags)
+    kept = cache_root(environment) / cache_key(files, compiler, flags)
+    found = cached_library(kept)
+    if found is not None:
+        return NativeLibrary(_load(found), level.name, f"cached in {kept}")
+    started = time.perf_counter()
+    try:
+        built = compile_into(kept, files, compiler, flags)
+    except OSError as error:
+        _LOG.info("kernels are compiled for this process alone: cannot keep them: %s", error)
+        handle = _build_uncached(files, compiler, flags)
+        return NativeLibrary(handle, level.name, f"compiled for this process ({error})")
+    seconds = time.perf_counter() - started
+    return NativeLibrary(_load(built), level.name, f"compiled in {seconds:.1f} s into {kept}")
+
+
+def _build_uncached(files: Sequence[Path], compiler: Compiler, flags: Sequence[str]) -> ctypes.CDLL:
+    """Compile and load from a folder that is gone afterwards; a loaded library needs no file."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="cardan-native-") as name:
+            return _load(compile_into(Path(name), files, compiler, flags))
+    except OSError as error:
+        raise NativeUnavailable(f"no folder to compile the kernels in: {error}") from error
+
+
+def _load(file: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError as error:
+        raise NativeUnavailable(f"the compiled kernels cannot be loaded: {error}") from error
+
+
+@cache
+def _outcome() -> NativeLibrary | str:
+    """The library or why there is none: found out once for each process."""
+    try:
+        return open_library(os.environ)
+    except NativeUnavailable as error:
+        _LOG.warning("the CPU runs without native kernels, several times slower: %s", error)
+        return str(error)

@@ -1,0 +1,84 @@
+"""The matrix product through ``linear.c``."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cardan.platforms.cpu.native.library import (
+    Int,
+    NativeLibrary,
+    Pointer,
+    Size,
+    check,
+    library,
+)
+
+# Numbers of the types in ``simd.h``.
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+def make_linear(native: NativeLibrary) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """The operation ``linear`` by the kernels of ``native``.
+
+    A row's result depends neither on the rows beside it nor on the number of threads. Sums are
+    float32. What the kernels do not know (other dtypes, mixed ones, other devices, a weight that
+    is not contiguous) is torch's, and so are the errors for shapes that do not fit.
+    """
+    multiply = native.function(
+        "cardan_linear",
+        *(Pointer, Pointer, Pointer, Pointer),
+        *(Size, Size, Size),
+        *(Int, Int),
+        returns=Int,
+    )
+    kinds = TYPES
+    empty = torch.empty
+    num_threads = torch.get_num_threads
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # Each look at a tensor costs as much as 50 weights, so this is done by hand.
+        dtype = x.dtype
+        shape = x.shape
+        if (
+            dtype not in kinds
+            or weight.dtype is not dtype
+            or weight.dim() != 2
+            or not (x.is_cpu and weight.is_cpu and weight.is_contiguous())
+        ):
+            return functional.linear(x, weight, bias)
+        outputs, inputs = weight.shape
+        if not inputs or not shape or shape[-1] != inputs:
+            return functional.linear(x, weight, bias)
+        if not x.is_contiguous():
+            x = x.contiguous()
+        if bias is not None:
+            if bias.dtype is not dtype or bias.shape != (outputs,) or not bias.is_cpu:
+                return functional.linear(x, weight, bias)
+            bias = bias.contiguous()
+        if len(shape) == 2:
+            rows = shape[0]
+            out = empty(rows, outputs, dtype=dtype)
+        else:
+            rows = x.numel() // inputs
+            out = empty(*shape[:-1], outputs, dtype=dtype)
+        status = multiply(
+            out.data_ptr(),
+            x.data_ptr(),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            rows,
+            inputs,
+            outputs,
+            kinds[dtype],
+            num_threads(),
+        )
+        if status:
+            check(status)
+        return out
+
+    return linear
+
+
+linear = make_linear(library())

@@ -1,0 +1,293 @@
+// One pool of threads for the process, made at first use.
+//
+// A job is offered through `gate`: workers that see it open may join until the caller, having run
+// out of chunks to claim, closes it; then the caller waits only for those inside. A worker that
+// the system has not scheduled in time is therefore never waited for.
+#define _GNU_SOURCE  // affinity
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define MOST_THREADS 256
+// How long a thread polls before it sleeps: about the time between two kernels of a decode step.
+#define SPIN_NANOSECONDS 50000
+// A worker that keeps the owner waiting for this long beyond reason had to share its CPU; then the
+// owner computes alone for a while, since one thread is faster than two that wait for each other.
+#define LOST_NANOSECONDS 200000
+#define ALONE_NANOSECONDS 20000000
+
+// Fields of the gate: workers inside, whether more may join, and the job's number.
+#define INSIDE 0xffffull
+#define OPEN 0x10000ull
+#define JOB_SHIFT 32
+
+struct job {
+    cardan_task task;
+    void *context;
+    int64_t count;
+    int64_t grain;
+    int threads;
+};
+
+static struct {
+    pthread_mutex_t owner;  // held by the thread whose job this is; guards the next three
+    struct job job;         // written while the gate is closed and empty
+    int num_workers;
+    int64_t alone_until;    // when workers may be asked again
+    _Atomic uint64_t gate;
+    _Atomic int64_t next;  // the first index of the job that nobody has claimed
+    _Atomic int owner_cpu;  // where the last job was offered
+    _Atomic int sleepers;
+    _Atomic int owner_sleeps;
+    pthread_mutex_t sleep;
+    pthread_cond_t offered;
+    pthread_cond_t emptied;
+} pool = {
+    .owner = PTHREAD_MUTEX_INITIALIZER,
+    .sleep = PTHREAD_MUTEX_INITIALIZER,
+    .offered = PTHREAD_COND_INITIALIZER,
+    .emptied = PTHREAD_COND_INITIALIZER,
+};
+
+static void relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static int64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+// Polls until (gate & mask) differs from `value` (if `differs`) or equals it; 0 when time is up.
+static int poll_gate(uint64_t mask, uint64_t value, int differs) {
+    const int64_t until = now() + SPIN_NANOSECONDS;
+    do {
+        for (int i = 0; i < 32; i++) {
+            if (((atomic_load(&pool.gate) & mask) != value) == differs) return 1;
+            relax();
+        }
+    } while (now() < until);
+    return 0;
+}
+
+static void run_chunks(int worker) {
+    const struct job job = pool.job;
+    for (;;) {
+        const int64_t begin = atomic_fetch_add(&pool.next, job.grain);
+        if (begin >= job.count) return;
+        const int64_t end = job.count - begin < job.grain ? job.count : begin + job.grain;
+        job.task(job.context, begin, end, worker);
+    }
+}
+
+static void wait_for_offer(uint64_t seen) {
+    const uint64_t mask = ~0ull << JOB_SHIFT;
+    if (poll_gate(mask, seen, 1)) return;
+    // Counted before the last look, so that an owner that finds nobody asleep was seen.
+    atomic_fetch_add(&pool.sleepers, 1);
+    pthread_mutex_lock(&pool.sleep);
+    while ((atomic_load(&pool.gate) & mask) == seen) {
+        pthread_cond_wait(&pool.offered, &pool.sleep);
+    }
+    pthread_mutex_unlock(&pool.sleep);
+    atomic_fetch_sub(&pool.sleepers, 1);
+}
+
+static void leave(void) {
+    const uint64_t before = atomic_fetch_sub(&pool.gate, 1);
+    if ((before & (INSIDE | OPEN)) == 1 && atomic_load(&pool.owner_sleeps)) {
+        pthread_mutex_lock(&pool.sleep);
+        pthread_cond_signal(&pool.emptied);
+        pthread_mutex_unlock(&pool.sleep);
+    }
+}
+
+#if defined(__linux__)
+typedef cpu_set_t cpu_mask;
+
+static int current_cpu(void) { return sched_getcpu(); }
+
+static void allowed_cpus(cpu_mask *allowed) {
+    CPU_ZERO(allowed);
+    sched_getaffinity(0, sizeof *allowed, allowed);
+}
+
+// Moves the calling worker to another CPU if it is on the owner's. Systems wake a thread where its
+// waker runs, and on a busy machine leave it there, polling in the owner's time.
+static void avoid_owner(const cpu_mask *allowed, int *avoided) {
+    const int cpu = atomic_load(&pool.owner_cpu);
+    if (cpu < 0 || cpu >= CPU_SETSIZE || cpu == *avoided || cpu != current_cpu()) return;
+    cpu_mask others = *allowed;
+    CPU_CLR(cpu, &others);
+    if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof others, &others)) *avoided = cpu;
+}
+#else
+typedef int cpu_mask;
+
+static int current_cpu(void) { return -1; }
+
+static void allowed_cpus(cpu_mask *allowed) { *allowed = 0; }
+
+static void avoid_owner(const cpu_mask *allowed, int *avoided) {
+    (void)allowed;
+    (void)avoided;
+}
+#endif
+
+static void *work(void *argument) {
+    const int worker = (int)(intptr_t)argument;
+    cpu_mask allowed;
+    allowed_cpus(&allowed);
+    int avoided = -1;
+    uint64_t seen = 0;
+    for (;;) {
+        avoid_owner(&allowed, &avoided);
+        wait_for_offer(seen);
+        uint64_t gate = atomic_load(&pool.gate);
+        while ((gate & OPEN) && !atomic_compare_exchange_weak(&pool.gate, &gate, gate + 1)) {
+        }
+        seen = gate & (~0ull << JOB_SHIFT);
+        if (!(gate & OPEN)) continue;
+        if (worker < pool.job.threads) run_chunks(worker);
+        leave();
+    }
+    return NULL;
+}
+
+// A forked child has none of the threads, and locks in whatever state they were.
+static void forget_threads(void) {
+    pthread_mutex_init(&pool.owner, NULL);
+    pthread_mutex_init(&pool.sleep, NULL);
+    pthread_cond_init(&pool.offered, NULL);
+    pthread_cond_init(&pool.emptied, NULL);
+    pool.num_workers = 0;
+    atomic_store(&pool.gate, 0);
+    atomic_store(&pool.sleepers, 0);
+    atomic_store(&pool.owner_sleeps, 0);
+}
+
+__attribute__((constructor)) static void watch_forks(void) {
+    pthread_atfork(NULL, NULL, forget_threads);
+}
+
+// Fewer than asked for where the system has no more threads; jobs are right with any number.
+static void grow(int num_workers) {
+    sigset_t all, before;
+    sigfillset(&all);
+    // Signals are for the threads of the host program.
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (pool.num_workers < num_workers) {
+        pthread_t thread;
+        const intptr_t worker = pool.num_workers + 1;
+        if (pthread_create(&thread, NULL, work, (void *)worker)) break;
+        pthread_detach(thread);
+        pool.num_workers++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void offer(struct job job) {
+    if (pool.num_workers < job.threads - 1) grow(job.threads - 1);
+    pool.job = job;
+    atomic_store(&pool.next, 0);
+    atomic_store(&pool.owner_cpu, current_cpu());
+    const uint64_t number = (atomic_load(&pool.gate) >> JOB_SHIFT) + 1;
+    atomic_store(&pool.gate, number << JOB_SHIFT | OPEN);
+    if (atomic_load(&pool.sleepers)) {
+        pthread_mutex_lock(&pool.sleep);
+        pthread_cond_broadcast(&pool.offered);
+        pthread_mutex_unlock(&pool.sleep);
+    }
+}
+
+// `started`: when the job was offered.
+static void close_and_wait(int64_t started) {
+    atomic_fetch_and(&pool.gate, ~OPEN);
+    const int64_t closed = now();
+    if (poll_gate(INSIDE, 0, 0)) return;
+    atomic_store(&pool.owner_sleeps, 1);
+    pthread_mutex_lock(&pool.sleep);
+    while (atomic_load(&pool.gate) & INSIDE) pthread_cond_wait(&pool.emptied, &pool.sleep);
+    pthread_mutex_unlock(&pool.sleep);
+    atomic_store(&pool.owner_sleeps, 0);
+    const int64_t ended = now();
+    // No chunk lasts so much longer than all others together: its thread had lost its CPU.
+    if (ended - closed > 2 * (closed - started) + LOST_NANOSECONDS) {
+        pool.alone_until = ended + ALONE_NANOSECONDS;
+    }
+}
+
+void cardan_parallel_for(int threads, int64_t count, int64_t grain, cardan_task task,
+                         void *context) {
+    if (count <= 0) return;
+    if (threads > MOST_THREADS) threads = MOST_THREADS;
+    if (grain <= 0) grain = threads > 1 ? (count + threads - 1) / threads : count;
+    if (threads > 1 && grain < count && !pthread_mutex_trylock(&pool.owner)) {
+        const int64_t started = now();
+        const int together = started >= pool.alone_until;
+        if (together) {
+            offer((struct job){task, context, count, grain, threads});
+            run_chunks(0);
+            close_and_wait(started);
+        }
+        pthread_mutex_unlock(&pool.owner);
+        if (together) return;
+    }
+    for (int64_t begin = 0; begin < count; begin += grain) {
+        task(context, begin, count - begin < grain ? count : begin + grain, 0);
+    }
+}
+
+struct scratch {
+    void *buffers[CARDAN_SCRATCH_SLOTS];
+    size_t sizes[CARDAN_SCRATCH_SLOTS];
+};
+
+static pthread_key_t scratch_key;
+static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
+static int scratch_ready;
+
+static void free_scratch(void *memory) {
+    struct scratch *scratch = memory;
+    for (int slot = 0; slot < CARDAN_SCRATCH_SLOTS; slot++) free(scratch->buffers[slot]);
+    free(scratch);
+}
+
+static void make_scratch_key(void) {
+    scratch_ready = !pthread_key_create(&scratch_key, free_scratch);
+}
+
+void *cardan_scratch(int slot, size_t bytes) {
+    pthread_once(&scratch_once, make_scratch_key);
+    if (!scratch_ready) return NULL;
+    struct scratch *scratch = pthread_getspecific(scratch_key);
+    if (!scratch) {
+        scratch = calloc(1, sizeof *scratch);
+        if (!scratch || pthread_setspecific(scratch_key, scratch)) {
+            free(scratch);
+            return NULL;
+        }
+    }
+    if (scratch->sizes[slot] < bytes) {
+        // A margin, so that a slowly growing need does not allocate at each call.
+        const size_t size = (bytes + bytes / 4 + 4095) / 4096 * 4096;
+        free(scratch->buffers[slot]);
+        scratch->buffers[slot] = NULL;
+        scratch->sizes[slot] = 0;
+        void *memory;
+        if (posix_memalign(&memory, 64, size)) return NULL;
+        scratch->buffers[slot] = memory;
+        scratch->sizes[slot] = size;
+    }
+    return scratch->buffers[slot];
+}

@@ -1,0 +1,247 @@
+"""Compiling, keeping and loading the CPU's kernels, and the pool of threads inside."""
+
+import ctypes
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cardan.core.interfaces.errors import OutOfMemoryError
+from cardan.platforms.cpu.native import build, library
+from cardan.platforms.cpu.native.isa import choose_level
+from cardan.platforms.cpu.native.library import NativeUnavailable, check, open_library
+
+HAS_COMPILER = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
+needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+POOL = Path(library.__file__).parent
+AVX2 = ("sse4_2", "avx2", "fma", "f16c")
+
+# Each index is counted by its task; a forked child, and tasks that start loops, count too.
+COUNT_C = """
+#include "pool.h"
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void count(void *context, int64_t begin, int64_t end, int worker) {
+    int *counts = context;
+    for (int64_t i = begin; i < end; i++) counts[i] += worker >= 0 && worker < 256;
+}
+
+CARDAN_EXPORT void count_up(int threads, int64_t size, int64_t grain, int *counts) {
+    cardan_parallel_for(threads, size, grain, count, counts);
+}
+
+struct nest { int threads; int64_t size; int *counts; };
+
+static void nested(void *context, int64_t begin, int64_t end, int worker) {
+    const struct nest *nest = context;
+    for (int64_t i = begin; i < end; i++) {
+        count_up(nest->threads, nest->size, 3, nest->counts + i * nest->size);
+    }
+    (void)worker;
+}
+
+CARDAN_EXPORT void count_nested(int threads, int64_t size, int *counts) {
+    struct nest nest = {threads, size, counts};
+    cardan_parallel_for(threads, size, 1, nested, &nest);
+}
+
+CARDAN_EXPORT int count_in_child(int threads, int64_t size, int *counts) {
+    const pid_t child = fork();
+    if (!child) {
+        count_up(threads, size, 1, counts);
+        for (int64_t i = 0; i < size; i++) if (counts[i] != 1) _exit(1);
+        _exit(0);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    return status;
+}
+
+CARDAN_EXPORT int scratch_is_kept(int64_t bytes) {
+    char *first = cardan_scratch(CARDAN_SCRATCH_CALL, bytes);
+    char *other = cardan_scratch(CARDAN_SCRATCH_TASK, bytes);
+    if (!first || !other || (uintptr_t)first % 64 || (uintptr_t)other % 64) return 0;
+    for (int64_t i = 0; i < bytes; i++) first[i] = 1, other[i] = 2;
+    return first[bytes - 1] == 1 && cardan_scratch(CARDAN_SCRATCH_CALL, bytes / 2) == first;
+}
+"""
+
+
+def small_source(folder, text="int answer(void);\nint answer(void) { return 42; }\n"):
+    folder.mkdir(exist_ok=True)
+    text = text.replace("int answer(void);", '__attribute__((visibility("default"))) int answer();')
+    (folder / "answer.c").write_text(text)
+    return folder
+
+
+def environment(tmp_path, **changes):
+    return {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), **changes}
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pool")
+    for name in ("pool.c", "pool.h"):
+        shutil.copy(POOL / name, folder)
+    (folder / "count.c").write_text(COUNT_C)
+    return open_library(environment(folder), folder=folder)
+
+
+def test_levels_follow_features_and_the_variable():
+    assert choose_level("x86_64", (), {}).name == "scalar"
+    assert choose_level("x86_64", AVX2, {}).name == "avx2"
+    asked = {"CARDAN_CPU_ISA": "avx512_bf16"}
+    assert choose_level("x86_64", (*AVX2, "avx512f"), {}).name == "avx2"
+    assert choose_level("x86_64", (*AVX2, "avx512f"), asked).name == "avx512"
+    best = choose_level("x86_64", (*AVX2, "avx512f", "avx512_bf16"), asked)
+    assert best.name == "avx512_bf16"
+    assert "-mavx512bf16" in best.flags
+    assert choose_level("AMD64", AVX2, {"CARDAN_CPU_ISA": "scalar"}).name == "scalar"
+    # The variable lowers only.
+    assert choose_level("x86_64", AVX2, {"CARDAN_CPU_ISA": "avx512"}).name == "avx2"
+    assert choose_level("aarch64", ("neon",), {}).flags == ()
+    with pytest.raises(NativeUnavailable, match="'mmx' is not known on x86_64; known: scalar, avx"):
+        choose_level("x86_64", AVX2, {"CARDAN_CPU_ISA": "mmx"})
+
+
+def test_the_cache_folder_follows_the_environment():
+    assert build.cache_root({"XDG_CACHE_HOME": "/c"}) == Path("/c/cardan/native")
+    assert build.cache_root({"HOME": "/h"}) == Path("/h/.cache/cardan/native")
+    # Relative paths are ignored.
+    assert build.cache_root({"XDG_CACHE_HOME": "c", "HOME": "/h"}) == Path(
+        "/h/.cache/cardan/native"
+    )
+
+
+@needs_compiler
+def test_compiles_once_and_again_for_other_sources(tmp_path):
+    folder = small_source(tmp_path / "c")
+    where = environment(tmp_path)
+    first = open_library(where, folder=folder)
+    assert first.origin.startswith("compiled in ")
+    assert first.function("answer", returns=library.Int)() == 42
+    assert open_library(where, folder=folder).origin.startswith("cached in ")
+    small_source(folder, "int answer(void);\nint answer(void) { return 43; }\n")
+    other = open_library(where, folder=folder)
+    assert other.origin.startswith("compiled in ")
+    assert other.function("answer", returns=library.Int)() == 43
+    with pytest.raises(AttributeError):
+        other.function("question")
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["kernels.so", "kernels.sha256"])
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_a_damaged_cache_is_built_again(tmp_path, name, damage):
+    folder = small_source(tmp_path / "c")
+    where = environment(tmp_path)
+    open_library(where, folder=folder)
+    (file,) = build.cache_root(where).glob(f"*/{name}")
+    # In a new file, since the old one is in use by this process.
+    content = file.read_bytes()[:20]
+    file.unlink()
+    if damage == "truncated":
+        file.write_bytes(content)
+    found = open_library(where, folder=folder)
+    assert found.origin.startswith("compiled in ")
+    assert found.function("answer", returns=library.Int)() == 42
+    assert open_library(where, folder=folder).origin.startswith("cached in ")
+    assert sorted(path.name for path in file.parent.iterdir()) == ["kernels.sha256", "kernels.so"]
+
+
+@needs_compiler
+def test_without_a_writable_cache_it_is_compiled_for_the_process(tmp_path, caplog):
+    folder = small_source(tmp_path / "c")
+    (tmp_path / "file").write_text("not a folder")
+    where = environment(tmp_path, XDG_CACHE_HOME=str(tmp_path / "file"))
+    with caplog.at_level(logging.INFO):
+        found = open_library(where, folder=folder)
+    assert found.origin.startswith("compiled for this process (")
+    assert found.function("answer", returns=library.Int)() == 42
+    assert "cannot keep them" in caplog.text
+
+
+def test_without_a_compiler_the_reason_is_told(tmp_path):
+    with pytest.raises(NativeUnavailable, match="none of cc, gcc, clang is on PATH; install gcc"):
+        open_library({"PATH": str(tmp_path)})
+    with pytest.raises(NativeUnavailable, match="CC=nonesuch is not on PATH"):
+        open_library(environment(tmp_path, CC="nonesuch -O1"))
+
+
+@needs_compiler
+def test_a_failed_build_shows_what_the_compiler_said(tmp_path):
+    folder = small_source(tmp_path / "c", "int answer(void) { return nothing; }\n")
+    with pytest.raises(NativeUnavailable, match=r"(?s)failed with status 1: .*nothing"):
+        open_library(environment(tmp_path), folder=folder)
+    assert not list(build.cache_root(environment(tmp_path)).glob("*/*"))
+
+
+@needs_compiler
+def test_starts_at_the_same_time_all_get_the_library(tmp_path):
+    folder = small_source(tmp_path / "c")
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from cardan.platforms.cpu.native.library import Int, open_library\n"
+        "found = open_library(os.environ, folder=Path(sys.argv[1]))\n"
+        "assert 'torch' not in sys.modules\n"
+        "sys.exit(found.function('answer', returns=Int)() - 42)\n"
+    )
+    where = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", code, str(folder)]
+    processes = [subprocess.Popen(command, env=where) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert len(list(build.cache_root(where).iterdir())) == 1
+
+
+def test_the_status_says_what_there_is(monkeypatch):
+    monkeypatch.setattr(library, "_outcome", lambda: "no C compiler: none")
+    assert library.native_status() == "unavailable: no C compiler: none"
+    assert library.unavailable_reason() == "no C compiler: none"
+    with pytest.raises(NativeUnavailable, match="no C compiler: none"):
+        library.library()
+    found = library.NativeLibrary(ctypes.CDLL(None), "avx2", "cached in /c")
+    monkeypatch.setattr(library, "_outcome", lambda: found)
+    assert library.native_status() == "avx2, cached in /c"
+    assert library.unavailable_reason() is None
+    assert library.library() is found
+
+
+def test_a_kernel_without_memory_raises():
+    check(0)
+    with pytest.raises(OutOfMemoryError, match="max_num_batched_tokens"):
+        check(1)
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [0, 1, 2, 5, 40])
+def test_every_index_is_done_once(pool, threads):
+    count = pool.function("count_up", library.Int, library.Size, library.Size, library.Pointer)
+    for size, grain in ((0, 1), (1, 1), (7, 0), (100, 1), (1000, 7), (100000, 64), (10, 20)):
+        counts = (ctypes.c_int * max(size, 1))()
+        count(threads, size, grain, ctypes.addressof(counts))
+        assert sum(counts) == size
+        assert set(counts[:size]) <= {1}
+
+
+@needs_compiler
+def test_loops_inside_tasks_and_forked_children(pool):
+    parameters = (library.Int, library.Size, library.Pointer)
+    counts = (ctypes.c_int * 400)()
+    pool.function("count_nested", *parameters)(2, 20, ctypes.addressof(counts))
+    assert set(counts) == {1}
+    child = pool.function("count_in_child", *parameters, returns=library.Int)
+    for _ in range(3):
+        counts = (ctypes.c_int * 400)()
+        assert child(2, 400, ctypes.addressof(counts)) == 0
+        assert set(counts) == {0}
+
+
+@needs_compiler
+def test_scratch_is_aligned_and_kept(pool):
+    kept = pool.function("scratch_is_kept", library.Size, returns=library.Int)
+    assert [kept(size) for size in (1, 100, 5000, 1 << 20, 64)] == [1] * 5
