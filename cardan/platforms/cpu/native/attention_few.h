@@ -58,7 +58,9 @@ CARDAN_INLINE void few_dots(const float *q, int64_t stride, const char *const *k
             const vf key = d + LANES <= dim ? vf_load_as(type, keys[k], d)
                                             : vf_load_part(type, keys[k], d, (int)(dim - d));
 #pragma GCC unroll 3
-            for (int l = 0; l < lines; l++) sums[l][k] += vf_load(q + l * stride + d) * key;
+            for (int l = 0; l < lines; l++) {
+                sums[l][k] = vf_fma(vf_load(q + l * stride + d), key, sums[l][k]);
+            }
         }
     }
 #pragma GCC unroll 3
@@ -89,7 +91,9 @@ CARDAN_INLINE void few_values(const struct few_state *state, int64_t line, int64
             const vf value = part ? vf_load_part(type, values, d, part)
                                   : vf_load_as(type, values, d + v * LANES);
 #pragma GCC unroll 3
-            for (int l = 0; l < lines; l++) sums[l][v] += vf_splat(weights[l * KEYS + j]) * value;
+            for (int l = 0; l < lines; l++) {
+                sums[l][v] = vf_fma(vf_splat(weights[l * KEYS + j]), value, sums[l][v]);
+            }
         }
     }
 #pragma GCC unroll 3

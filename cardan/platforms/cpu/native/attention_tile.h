@@ -86,7 +86,7 @@ CARDAN_INLINE void tile_dots(const float *q, int64_t width, const float *keys, i
         for (int k = 0; k < ROWS; k++) {
             const vf key = vf_splat(keys[k * stride + d]);
 #pragma GCC unroll 3
-            for (int v = 0; v < vectors; v++) sums[k][v] += lines[v] * key;
+            for (int v = 0; v < vectors; v++) sums[k][v] = vf_fma(lines[v], key, sums[k][v]);
         }
     }
 #pragma GCC unroll 4
@@ -119,7 +119,7 @@ CARDAN_INLINE void tile_values(const struct tile_state *state, int64_t line, int
         for (int i = 0; i < ROWS; i++) {
             const vf value = vf_splat(values[j * state->v_stride + i]);
 #pragma GCC unroll 3
-            for (int v = 0; v < vectors; v++) sums[i][v] += lines[v] * value;
+            for (int v = 0; v < vectors; v++) sums[i][v] = vf_fma(lines[v], value, sums[i][v]);
         }
     }
 #pragma GCC unroll 4

@@ -119,7 +119,7 @@ CARDAN_INLINE void add_step(const int type, const int rows, const int outputs, c
             for (int o = 0; o < outputs; o++) {
                 const vf weight = load_half(type, half, w + o * w_stride);
 #pragma GCC unroll 8
-                for (int r = 0; r < rows; r++) sums[r][o] += operand[r] * weight;
+                for (int r = 0; r < rows; r++) sums[r][o] = vf_fma(operand[r], weight, sums[r][o]);
             }
         } else {
             vf operand[MOST_OUTPUTS];
@@ -129,7 +129,7 @@ CARDAN_INLINE void add_step(const int type, const int rows, const int outputs, c
             for (int r = 0; r < rows; r++) {
                 const vf value = vf_load((const float *)(values + r * x_stride));
 #pragma GCC unroll 8
-                for (int o = 0; o < outputs; o++) sums[r][o] += value * operand[o];
+                for (int o = 0; o < outputs; o++) sums[r][o] = vf_fma(value, operand[o], sums[r][o]);
             }
         }
     }

@@ -9,6 +9,8 @@
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -93,6 +95,20 @@ CARDAN_INLINE vf vf_load(const float *from) {
 }
 
 CARDAN_INLINE void vf_store(float *to, vf value) { memcpy(to, &value, sizeof value); }
+
+// a * b + c with one rounding where the instruction set has that. Written out, since a compiler
+// that chooses for itself chooses differently from one loop to the next, and sums then differ.
+CARDAN_INLINE vf vf_fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && LANES == 8
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
 
 CARDAN_INLINE vf vf_select(vi mask, vf yes, vf no) {
     return (vf)((mask & (vi)yes) | (~mask & (vi)no));
