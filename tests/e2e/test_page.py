@@ -209,7 +209,7 @@ def test_the_keyboard_is_enough(page, server, problems) -> None:
     expect(page.locator("#send")).to_be_visible()
     expect(page.locator(".message.assistant .foot")).to_contain_text("stopped")
     server.wait_idle()
-    expect(page.locator("#rows button").first).to_be_visible()
+    expect(page.locator("#rows tr").first).to_contain_text("ended early")
     seen = set()
     for _ in range(40):
         keyboard.press("Tab")
