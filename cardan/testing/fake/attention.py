@@ -1,6 +1,7 @@
 """Paged attention whose every shape follows from the shapes of its inputs alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from cardan.core.interfaces.attention import (
 from cardan.core.interfaces.capabilities import DeviceInfo, Verdict
 from cardan.core.interfaces.device import Device
 from cardan.core.interfaces.errors import UnsupportedError
+from cardan.core.interfaces.torch_attention import refusals
 from cardan.core.types.kv import KVCacheSpec
 from cardan.testing.fake.settings import StandingFault
 
@@ -50,7 +52,8 @@ class FakeAttention(AttentionBackend):
 
     @classmethod
     def accepts(cls, need: AttentionNeed, device: DeviceInfo) -> Verdict:
-        return Verdict(tuple(_refusals(need)))
+        # It can be captured, too; all else is as for any backend over torch.
+        return Verdict(tuple(refusals(replace(need, captured=False))))
 
     @classmethod
     def layout(cls, spec: KVCacheSpec, device: DeviceInfo) -> KVLayout:
@@ -154,14 +157,3 @@ def _attend(
     mixed = (grouped @ values.to(wide).transpose(1, 2)).view(num_tokens, num_heads, -1)
     sums = (top + total.log()).squeeze(-1).to(torch.float32)
     return (mixed / total).to(q.dtype), sums
-
-
-def _refusals(need: AttentionNeed) -> Iterator[str]:
-    if need.kind != "mha":
-        yield f"kind {need.kind} is not mha"
-    if need.kv_dtype != need.dtype:
-        yield f"kv dtype {need.kv_dtype} differs from the computing dtype {need.dtype}"
-    if need.num_heads % need.num_kv_heads:
-        yield f"{need.num_heads} heads are no multiple of {need.num_kv_heads} key heads"
-    if need.tree_mask:
-        yield "no tree masks"
