@@ -46,9 +46,9 @@ def _read_message(message: Mapping[str, Any], where: str, template: str) -> dict
     refusal = read.pop("refusal", None)
     if isinstance(refusal, str) and not read["content"]:
         read["content"] = refusal
-    calls = read.pop("tool_calls", None)
+    calls = _read_tool_calls(read.pop("tool_calls", []), f"{where}.tool_calls")
     if calls:
-        read["tool_calls"] = _read_tool_calls(calls, f"{where}.tool_calls")
+        read["tool_calls"] = calls
     return read
 
 
@@ -114,6 +114,10 @@ def _read_tool_call(call: object, where: str) -> dict[str, Any]:
         raise InputError(f"{where} must be an object with a function", where)
     if not isinstance(function.get("name"), str):
         raise InputError(f"{where}.function.name must be a string", f"{where}.function.name")
+    if call.get("type", "function") != "function":
+        raise InputError(f"{where}.type must be 'function'", f"{where}.type")
+    if not isinstance(call.get("id", ""), str):
+        raise InputError(f"{where}.id must be a string", f"{where}.id")
     arguments = _read_arguments(function.get("arguments"), f"{where}.function.arguments")
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 

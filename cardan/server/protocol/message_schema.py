@@ -8,7 +8,7 @@ _PART = {
         _TEXT,
         {
             "type": "object",
-            "required": ["type", "text"],
+            "required": ["text"],
             "properties": {
                 "type": {"enum": ["text", "input_text", "output_text"]},
                 "text": _TEXT,
