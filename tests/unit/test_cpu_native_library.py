@@ -31,30 +31,32 @@ static void count(void *context, int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin; i < end; i++) counts[i] += worker >= 0 && worker < 256;
 }
 
-CARDAN_EXPORT void count_up(int threads, int64_t size, int64_t grain, int *counts) {
-    cardan_parallel_for(threads, size, grain, count, counts);
+struct count_call { int64_t threads, size, grain; int *counts; };
+
+CARDAN_EXPORT int count_up(const struct count_call *call) {
+    cardan_parallel_for((int)call->threads, call->size, call->grain, count, call->counts);
+    return 0;
 }
 
-struct nest { int threads; int64_t size; int *counts; };
-
 static void nested(void *context, int64_t begin, int64_t end, int worker) {
-    const struct nest *nest = context;
+    const struct count_call *call = context;
     for (int64_t i = begin; i < end; i++) {
-        count_up(nest->threads, nest->size, 3, nest->counts + i * nest->size);
+        struct count_call inner = {call->threads, call->size, 3, call->counts + i * call->size};
+        count_up(&inner);
     }
     (void)worker;
 }
 
-CARDAN_EXPORT void count_nested(int threads, int64_t size, int *counts) {
-    struct nest nest = {threads, size, counts};
-    cardan_parallel_for(threads, size, 1, nested, &nest);
+CARDAN_EXPORT int count_nested(const struct count_call *call) {
+    cardan_parallel_for((int)call->threads, call->size, 1, nested, (void *)call);
+    return 0;
 }
 
-CARDAN_EXPORT int count_in_child(int threads, int64_t size, int *counts) {
+CARDAN_EXPORT int count_in_child(const struct count_call *call) {
     const pid_t child = fork();
     if (!child) {
-        count_up(threads, size, 1, counts);
-        for (int64_t i = 0; i < size; i++) if (counts[i] != 1) _exit(1);
+        count_up(call);
+        for (int64_t i = 0; i < call->size; i++) if (call->counts[i] != 1) _exit(1);
         _exit(0);
     }
     int status = -1;
@@ -62,7 +64,10 @@ CARDAN_EXPORT int count_in_child(int threads, int64_t size, int *counts) {
     return status;
 }
 
-CARDAN_EXPORT int scratch_is_kept(int64_t bytes) {
+struct scratch_call { int64_t bytes; };
+
+CARDAN_EXPORT int scratch_is_kept(const struct scratch_call *call) {
+    const int64_t bytes = call->bytes;
     char *first = cardan_scratch(CARDAN_SCRATCH_CALL, bytes);
     char *other = cardan_scratch(CARDAN_SCRATCH_TASK, bytes);
     if (!first || !other || (uintptr_t)first % 64 || (uintptr_t)other % 64) return 0;
@@ -70,6 +75,9 @@ CARDAN_EXPORT int scratch_is_kept(int64_t bytes) {
     return first[bytes - 1] == 1 && cardan_scratch(CARDAN_SCRATCH_CALL, bytes / 2) == first;
 }
 """
+
+
+COUNT = (library.Size, library.Size, library.Size, library.Pointer)
 
 
 def small_source(folder, text="int answer(void);\nint answer(void) { return 42; }\n"):
@@ -124,12 +132,12 @@ def test_compiles_once_and_again_for_other_sources(tmp_path):
     where = environment(tmp_path)
     first = open_library(where, folder=folder)
     assert first.origin.startswith("compiled in ")
-    assert first.function("answer", returns=library.Int)() == 42
+    assert first.function("answer")() == 42
     assert open_library(where, folder=folder).origin.startswith("cached in ")
     small_source(folder, "int answer(void);\nint answer(void) { return 43; }\n")
     other = open_library(where, folder=folder)
     assert other.origin.startswith("compiled in ")
-    assert other.function("answer", returns=library.Int)() == 43
+    assert other.function("answer")() == 43
     with pytest.raises(AttributeError):
         other.function("question")
 
@@ -149,7 +157,7 @@ def test_a_damaged_cache_is_built_again(tmp_path, name, damage):
         file.write_bytes(content)
     found = open_library(where, folder=folder)
     assert found.origin.startswith("compiled in ")
-    assert found.function("answer", returns=library.Int)() == 42
+    assert found.function("answer")() == 42
     assert open_library(where, folder=folder).origin.startswith("cached in ")
     assert sorted(path.name for path in file.parent.iterdir()) == ["kernels.sha256", "kernels.so"]
 
@@ -162,7 +170,7 @@ def test_without_a_writable_cache_it_is_compiled_for_the_process(tmp_path, caplo
     with caplog.at_level(logging.INFO):
         found = open_library(where, folder=folder)
     assert found.origin.startswith("compiled for this process (")
-    assert found.function("answer", returns=library.Int)() == 42
+    assert found.function("answer")() == 42
     assert "cannot keep them" in caplog.text
 
 
@@ -186,10 +194,10 @@ def test_starts_at_the_same_time_all_get_the_library(tmp_path):
     folder = small_source(tmp_path / "c")
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from cardan.platforms.cpu.native.library import Int, open_library\n"
+        "from cardan.platforms.cpu.native.library import open_library\n"
         "found = open_library(os.environ, folder=Path(sys.argv[1]))\n"
         "assert 'torch' not in sys.modules\n"
-        "sys.exit(found.function('answer', returns=Int)() - 42)\n"
+        "sys.exit(found.function('answer')() - 42)\n"
     )
     where = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [sys.executable, "-c", code, str(folder)]
@@ -220,7 +228,7 @@ def test_a_kernel_without_memory_raises():
 @needs_compiler
 @pytest.mark.parametrize("threads", [0, 1, 2, 5, 40])
 def test_every_index_is_done_once(pool, threads):
-    count = pool.function("count_up", library.Int, library.Size, library.Size, library.Pointer)
+    count = pool.function("count_up", *COUNT)
     for size, grain in ((0, 1), (1, 1), (7, 0), (100, 1), (1000, 7), (100000, 64), (10, 20)):
         counts = (ctypes.c_int * max(size, 1))()
         count(threads, size, grain, ctypes.addressof(counts))
@@ -230,18 +238,17 @@ def test_every_index_is_done_once(pool, threads):
 
 @needs_compiler
 def test_loops_inside_tasks_and_forked_children(pool):
-    parameters = (library.Int, library.Size, library.Pointer)
     counts = (ctypes.c_int * 400)()
-    pool.function("count_nested", *parameters)(2, 20, ctypes.addressof(counts))
+    pool.function("count_nested", *COUNT)(2, 20, 0, ctypes.addressof(counts))
     assert set(counts) == {1}
-    child = pool.function("count_in_child", *parameters, returns=library.Int)
+    child = pool.function("count_in_child", *COUNT)
     for _ in range(3):
         counts = (ctypes.c_int * 400)()
-        assert child(2, 400, ctypes.addressof(counts)) == 0
+        assert child(2, 400, 1, ctypes.addressof(counts)) == 0
         assert set(counts) == {0}
 
 
 @needs_compiler
 def test_scratch_is_aligned_and_kept(pool):
-    kept = pool.function("scratch_is_kept", library.Size, returns=library.Int)
+    kept = pool.function("scratch_is_kept", library.Size)
     assert [kept(size) for size in (1, 100, 5000, 1 << 20, 64)] == [1] * 5

@@ -62,10 +62,16 @@ static void cut_tiles(struct attention_plan *plan, int64_t row, int64_t lines, i
     }
 }
 
+struct cut_call {
+    struct attention_plan *plan;
+};
+
 // Fills the plan's items, merges and counts. CARDAN_NO_ROOM: the counts say what is needed.
-CARDAN_EXPORT int cardan_attention_cut(struct attention_plan *plan) {
+CARDAN_EXPORT int cardan_attention_cut(const struct cut_call *call) {
+    struct attention_plan *plan = call->plan;
     const int64_t group = plan->num_heads / plan->num_kv_heads;
     plan->num_items = plan->num_merges = plan->num_partials = plan->cost = 0;
+    plan->partial_floats = plan->num_kv_heads * FEW_LINES * (round_up(plan->v_dim, LANES) + 2);
     const int64_t all = plan->query_start[plan->num_rows] * group;
     if (all < 0 || plan->query_start[plan->num_rows] > plan->num_tokens) return CARDAN_BAD_ROWS;
     int64_t most = MOST_LINES;
@@ -92,11 +98,6 @@ CARDAN_EXPORT int cardan_attention_cut(struct attention_plan *plan) {
     }
     qsort(plan->items, (size_t)plan->num_items, sizeof *plan->items, longest_first);
     return CARDAN_OK;
-}
-
-// Floats of `partials` for each partial sum of the plan.
-CARDAN_EXPORT int64_t cardan_attention_partial(const struct attention_plan *plan) {
-    return plan->num_kv_heads * FEW_LINES * (round_up(plan->v_dim, LANES) + 2);
 }
 
 struct layer_work {
@@ -182,19 +183,13 @@ static void merge_items(void *context, int64_t begin, int64_t end, int worker) {
 }
 
 // One layer. Returns a status; after a failure the output is undefined.
-CARDAN_EXPORT int cardan_attention_run(const struct attention_plan *plan, const void *q,
-                                       int64_t q_token_stride, int64_t q_head_stride,
-                                       const void *cache, int64_t num_blocks, void *out,
-                                       float *lse, const float *sinks, const float *slopes,
-                                       int64_t window, float scale, float softcap) {
-    const struct attention_layer layer = {q,   q_token_stride, q_head_stride, cache,
-                                          num_blocks, out,    lse,           sinks,
-                                          slopes,     window, scale,         softcap};
-    struct layer_work work = {.plan = plan, .layer = &layer};
+CARDAN_EXPORT int cardan_attention_run(const struct attention_layer *layer) {
+    const struct attention_plan *plan = layer->plan;
+    struct layer_work work = {.plan = plan, .layer = layer};
     const int64_t used = plan->query_start[plan->num_rows];
     const int64_t bytes = plan->num_heads * plan->v_dim * type_size((int)plan->type);
     // Tokens of no row must not hold what memory happened to hold.
-    memset((char *)out + used * bytes, 0, (size_t)((plan->num_tokens - used) * bytes));
+    memset((char *)layer->out + used * bytes, 0, (size_t)((plan->num_tokens - used) * bytes));
     const int64_t cost = plan->cost * plan->num_kv_heads * (plan->k_dim + plan->v_dim);
     const int threads = cost < ALONE_COST ? 1 : (int)plan->threads;
     cardan_parallel_for(threads, plan->num_items * plan->num_kv_heads, 1, attend_items, &work);
@@ -241,21 +236,28 @@ static void write_tokens(void *context, int64_t begin, int64_t end, int worker) 
     }
 }
 
-// Stores the step's keys and values at the plan's slots; negative slots are skipped. Strides are
-// in elements. Returns a status.
-CARDAN_EXPORT int cardan_attention_write(const struct attention_plan *plan, const void *k,
-                                         int64_t k_token_stride, int64_t k_head_stride,
-                                         const void *v, int64_t v_token_stride,
-                                         int64_t v_head_stride, void *cache,
-                                         int64_t num_blocks) {
+// Strides are in elements.
+struct write_call {
+    const struct attention_plan *plan;
+    const void *k;
+    int64_t k_token_stride, k_head_stride;
+    const void *v;
+    int64_t v_token_stride, v_head_stride;
+    void *cache;
+    int64_t num_blocks;
+};
+
+// Stores the step's keys and values at the plan's slots; negative slots are skipped.
+CARDAN_EXPORT int cardan_attention_write(const struct write_call *call) {
+    const struct attention_plan *plan = call->plan;
     const int64_t size = type_size((int)plan->type);
     struct write_work work = {
         .plan = plan,
-        .sources = {k, v},
-        .token_strides = {k_token_stride * size, v_token_stride * size},
-        .head_strides = {k_head_stride * size, v_head_stride * size},
-        .cache = cache,
-        .num_blocks = num_blocks,
+        .sources = {call->k, call->v},
+        .token_strides = {call->k_token_stride * size, call->v_token_stride * size},
+        .head_strides = {call->k_head_stride * size, call->v_head_stride * size},
+        .cache = call->cache,
+        .num_blocks = call->num_blocks,
     };
     const int64_t bytes = 2 * plan->num_kv_heads * content_bytes(plan);
     const int64_t grain = COPY_GRAIN / bytes + 1;

@@ -54,10 +54,12 @@ struct attention_plan {
     float *partials;
     int64_t item_room, merge_room;
     int64_t num_items, num_merges, num_partials, cost;
+    int64_t partial_floats;  // of each partial sum in `partials`
 };
 
 // One layer; attention.py passes the fields in this order.
 struct attention_layer {
+    const struct attention_plan *plan;
     const void *q;
     int64_t q_token_stride, q_head_stride;
     const char *cache;
@@ -67,8 +69,8 @@ struct attention_layer {
     const float *sinks;
     const float *slopes;
     int64_t window;  // 0: none
-    float scale;
-    float softcap;  // 0: none
+    double scale;
+    double softcap;  // 0: none
 };
 
 // An item for one key head. `position` is that of the row's first query; keys [begin, end) are

@@ -2,7 +2,6 @@
 query heads that share them, with an online softmax in float32."""
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,7 +24,7 @@ from cardan.core.interfaces.errors import UnsupportedError
 from cardan.core.interfaces.torch_attention import refusals
 from cardan.core.types.kv import KVCacheSpec
 from cardan.platforms.cpu.native.library import (
-    Int,
+    NativeFunction,
     NativeLibrary,
     Pointer,
     Real,
@@ -47,30 +46,31 @@ class _Plan(ctypes.Structure):
     """``struct attention_plan`` of attention.h."""
 
     _fields_ = [
-        ("num_rows", Size),
-        ("num_tokens", Size),
-        ("num_heads", Size),
-        ("num_kv_heads", Size),
-        ("k_dim", Size),
-        ("v_dim", Size),
-        ("block_size", Size),
-        ("type", Size),
-        ("threads", Size),
-        ("query_start", Pointer),
-        ("seq_lens", Pointer),
-        ("slots", Pointer),
-        ("block_table", Pointer),
-        ("table_stride", Size),
-        ("table_width", Size),
-        ("items", Pointer),
-        ("merges", Pointer),
-        ("partials", Pointer),
-        ("item_room", Size),
-        ("merge_room", Size),
-        ("num_items", Size),
-        ("num_merges", Size),
-        ("num_partials", Size),
-        ("cost", Size),
+        ("num_rows", ctypes.c_int64),
+        ("num_tokens", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("num_kv_heads", ctypes.c_int64),
+        ("k_dim", ctypes.c_int64),
+        ("v_dim", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("type", ctypes.c_int64),
+        ("threads", ctypes.c_int64),
+        ("query_start", ctypes.c_void_p),
+        ("seq_lens", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("block_table", ctypes.c_void_p),
+        ("table_stride", ctypes.c_int64),
+        ("table_width", ctypes.c_int64),
+        ("items", ctypes.c_void_p),
+        ("merges", ctypes.c_void_p),
+        ("partials", ctypes.c_void_p),
+        ("item_room", ctypes.c_int64),
+        ("merge_room", ctypes.c_int64),
+        ("num_items", ctypes.c_int64),
+        ("num_merges", ctypes.c_int64),
+        ("num_partials", ctypes.c_int64),
+        ("cost", ctypes.c_int64),
+        ("partial_floats", ctypes.c_int64),
     ]
 
 
@@ -86,10 +86,9 @@ class NativePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Functions:
-    cut: Callable[..., int]
-    partial: Callable[..., int]
-    run: Callable[..., int]
-    write: Callable[..., int]
+    cut: NativeFunction
+    run: NativeFunction
+    write: NativeFunction
 
 
 def bind(lib: NativeLibrary) -> _Functions:
@@ -97,10 +96,9 @@ def bind(lib: NativeLibrary) -> _Functions:
     q = (Pointer, Size, Size)
     layer = (Pointer, Size, Pointer, Pointer, Pointer, Pointer, Size, Real, Real)
     return _Functions(
-        cut=lib.function("cardan_attention_cut", Pointer, returns=Int),
-        partial=lib.function("cardan_attention_partial", Pointer, returns=Size),
-        run=lib.function("cardan_attention_run", Pointer, *q, *layer, returns=Int),
-        write=lib.function("cardan_attention_write", Pointer, *q, *q, Pointer, Size, returns=Int),
+        cut=lib.function("cardan_attention_cut", Pointer),
+        run=lib.function("cardan_attention_run", Pointer, *q, *layer),
+        write=lib.function("cardan_attention_write", Pointer, *q, *q, Pointer, Size),
     )
 
 
@@ -240,9 +238,9 @@ class NativeAttention(AttentionBackend):
             cache.data_ptr(),
             num_blocks,
             out.data_ptr(),
-            None if sums is None else sums.data_ptr(),
-            None if sinks is None else sinks.data_ptr(),
-            None if slopes is None else slopes.data_ptr(),
+            0 if sums is None else sums.data_ptr(),
+            0 if sinks is None else sinks.data_ptr(),
+            0 if slopes is None else slopes.data_ptr(),
             layer.window or 0,
             layer.scale,
             layer.softcap or 0.0,
@@ -275,7 +273,7 @@ class NativeAttention(AttentionBackend):
             _raise(status, 0)
         plan.kept += [items, merges]
         if fields.num_partials:
-            size = fields.num_partials * self._functions.partial(plan.address)
+            size = fields.num_partials * fields.partial_floats
             partials = np.empty(size, np.float32)
             fields.partials = partials.ctypes.data
             plan.kept.append(partials)

@@ -39,7 +39,7 @@ CARDAN_OUTLINE void few_start(const struct attention_piece *piece, struct few_st
     for (int64_t line = 0; line < piece->lines; line++) {
         const char *from = line_query(piece, line);
         float *to = state->q + line * state->q_stride;
-        const vf scale = vf_splat(piece->layer->scale);
+        const vf scale = vf_splat((float)piece->layer->scale);
         int64_t d = 0;
         for (; d + LANES <= dim; d += LANES) vf_store(to + d, vf_load_as(type, from, d) * scale);
         if (d < dim) vf_store(to + d, vf_load_part(type, from, d, (int)(dim - d)) * scale);
@@ -115,9 +115,9 @@ static void few_weigh(const struct attention_piece *piece, struct few_state *sta
     const int end = past < state->end ? (int)(past > 0 ? past : 0) : state->end;
     const int low = state->begin / LANES * LANES, high = (int)round_up(state->end, LANES);
     float *scores = state->scores + line * KEYS;
-    if (layer->softcap != 0.0f) {
+    if (layer->softcap != 0.0) {
         for (int j = low; j < high; j += LANES) {
-            vf_store(scores + j, cap_scores(vf_load(scores + j), layer->softcap));
+            vf_store(scores + j, cap_scores(vf_load(scores + j), (float)layer->softcap));
         }
     }
     if (layer->slopes) {

@@ -49,7 +49,7 @@ static void tile_start(const struct attention_piece *piece, struct tile_state *s
         const int64_t line = i < piece->lines ? i : piece->lines - 1;
         const char *from = line_query(piece, line);
         for (int64_t d = 0; d < plan->k_dim; d++) {
-            state->q[d * width + i] = load_float(type, from, d) * piece->layer->scale;
+            state->q[d * width + i] = load_float(type, from, d) * (float)piece->layer->scale;
         }
         state->top[i] = -__builtin_inff();
         state->weight[i] = 0.0f;
@@ -141,7 +141,7 @@ static vf tile_edit(const struct attention_piece *piece, struct tile_state *stat
     for (int j = state->begin; j < state->end; j++) {
         const int32_t key = (int32_t)group + j;
         vf score = vf_load(scores + j * state->width);
-        if (layer->softcap != 0.0f) score = cap_scores(score, layer->softcap);
+        if (layer->softcap != 0.0) score = cap_scores(score, (float)layer->softcap);
         if (layer->slopes) {
             const vf distance = __builtin_convertvector(positions - key, vf);
             score -= vf_load(state->slopes + line) * distance;

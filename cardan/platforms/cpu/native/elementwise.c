@@ -116,23 +116,24 @@ static void norm_task(void *context, int64_t begin, int64_t end, int worker) {
     SWITCH_TYPE(job->type, norm_rows(job, begin, end, TYPE));
 }
 
-// out [rows, dim] = x / rms(x) * weight [dim].
-CARDAN_EXPORT void cardan_rms_norm(void *out, const void *x, const void *weight, int64_t rows,
-                                   int64_t dim, float eps, int type, int wide_weight,
-                                   int threads) {
-    struct norm_job job = {.out = out, .x = x, .weight = weight, .dim = dim,
-                           .eps = eps, .type = type, .wide_weight = wide_weight};
-    parallel_rows(threads, rows, dim, norm_task, &job);
-}
+struct norm_call {
+    void *out, *sum;
+    const void *x, *residual, *weight;
+    int64_t rows, dim;
+    double eps;
+    int64_t type, wide_weight, threads;
+};
 
-// sum = x + residual, rounded; out = sum / rms(sum) * weight.
-CARDAN_EXPORT void cardan_add_rms_norm(void *out, void *sum, const void *x, const void *residual,
-                                       const void *weight, int64_t rows, int64_t dim, float eps,
-                                       int type, int wide_weight, int threads) {
-    struct norm_job job = {.out = out, .sum = sum, .x = x, .residual = residual,
-                           .weight = weight, .dim = dim, .eps = eps, .type = type,
-                           .wide_weight = wide_weight};
-    parallel_rows(threads, rows, 2 * dim, norm_task, &job);
+// out [rows, dim] = x / rms(x) * weight [dim]; with a residual, sum = x + residual, rounded, takes
+// the place of x.
+CARDAN_EXPORT int cardan_rms_norm(const struct norm_call *call) {
+    struct norm_job job = {.out = call->out, .sum = call->sum, .x = call->x,
+                           .residual = call->residual, .weight = call->weight, .dim = call->dim,
+                           .eps = (float)call->eps, .type = (int)call->type,
+                           .wide_weight = (int)call->wide_weight};
+    const int64_t cost = call->residual ? 2 * call->dim : call->dim;
+    parallel_rows((int)call->threads, call->rows, cost, norm_task, &job);
+    return CARDAN_OK;
 }
 
 // Heads of one of the two tensors that are rotated. Strides are in bytes.
@@ -208,29 +209,45 @@ static void rotate_task(void *context, int64_t begin, int64_t end, int worker) {
     SWITCH_TYPE(job->type, rotate_tokens(job, begin, end, TYPE));
 }
 
-// Rotates, after a norm of each head where weights are given, q [tokens, q_heads, dim] and k
-// alike, of any strides (in elements), into dense tensors. cos_sin [num_positions, 2 * half].
-CARDAN_EXPORT int cardan_rotate(void *q_out, const void *q, int64_t q_heads,
-                                int64_t q_token_stride, int64_t q_head_stride, void *k_out,
-                                const void *k, int64_t k_heads, int64_t k_token_stride,
-                                int64_t k_head_stride, const void *q_weight, int q_wide,
-                                const void *k_weight, int k_wide, float eps,
-                                const float *cos_sin, int64_t num_positions, int64_t half,
-                                const int64_t *positions, int64_t tokens, int64_t dim, int type,
-                                int threads) {
-    const int64_t size = type_size(type);
+// Heads of one of the two tensors that are rotated. Strides are in elements; weight NULL: no norm.
+struct rotate_part {
+    void *out;
+    const void *x;
+    int64_t heads, token_stride, head_stride;
+    const void *weight;
+    int64_t wide_weight;
+};
+
+struct rotate_call {
+    struct rotate_part parts[2];  // q, k
+    double eps;
+    const float *cos_sin;
+    int64_t num_positions, half;
+    const int64_t *positions;
+    int64_t tokens, dim, type, threads;
+};
+
+// Rotates, after a norm of each head where weights are given, q [tokens, heads, dim] and k alike,
+// of any strides, into dense tensors. cos_sin [num_positions, 2 * half].
+CARDAN_EXPORT int cardan_rotate(const struct rotate_call *call) {
+    const int64_t size = type_size((int)call->type);
     struct rotate_job job = {
-        .parts = {{q_out, q, q_weight, q_heads, q_token_stride * size, q_head_stride * size,
-                   q_wide},
-                  {k_out, k, k_weight, k_heads, k_token_stride * size, k_head_stride * size,
-                   k_wide}},
-        .cos_sin = cos_sin, .positions = positions, .dim = dim, .half = half, .eps = eps,
-        .type = type,
+        .cos_sin = call->cos_sin, .positions = call->positions, .dim = call->dim,
+        .half = call->half, .eps = (float)call->eps, .type = (int)call->type,
     };
-    for (int64_t token = 0; token < tokens; token++) {
-        if (positions[token] < 0 || positions[token] >= num_positions) return CARDAN_BAD_POSITION;
+    int64_t heads = 0;
+    for (int i = 0; i < 2; i++) {
+        const struct rotate_part *part = &call->parts[i];
+        job.parts[i] = (struct rotate_heads){
+            part->out, part->x, part->weight, part->heads, part->token_stride * size,
+            part->head_stride * size, (int)part->wide_weight};
+        heads += part->heads;
     }
-    parallel_rows(threads, tokens, (q_heads + k_heads) * dim, rotate_task, &job);
+    for (int64_t token = 0; token < call->tokens; token++) {
+        const int64_t position = call->positions[token];
+        if (position < 0 || position >= call->num_positions) return CARDAN_BAD_POSITION;
+    }
+    parallel_rows((int)call->threads, call->tokens, heads * call->dim, rotate_task, &job);
     return CARDAN_OK;
 }
 
@@ -271,11 +288,18 @@ static void gate_task(void *context, int64_t begin, int64_t end, int worker) {
     SWITCH_TYPE(job->type, gate_rows(job, begin, end, TYPE));
 }
 
+struct gated_call {
+    void *out;
+    const void *x;
+    int64_t rows, dim, gate, type, threads;
+};
+
 // out [rows, dim] = gate(x[:, :dim]) * x[:, dim:], x [rows, 2 * dim].
-CARDAN_EXPORT void cardan_gated(void *out, const void *x, int64_t rows, int64_t dim, int gate,
-                                int type, int threads) {
-    struct gate_job job = {.out = out, .x = x, .dim = dim, .gate = gate, .type = type};
-    parallel_rows(threads, rows, 6 * dim, gate_task, &job);
+CARDAN_EXPORT int cardan_gated(const struct gated_call *call) {
+    struct gate_job job = {.out = call->out, .x = call->x, .dim = call->dim,
+                           .gate = (int)call->gate, .type = (int)call->type};
+    parallel_rows((int)call->threads, call->rows, 6 * call->dim, gate_task, &job);
+    return CARDAN_OK;
 }
 
 CARDAN_INLINE void cap_part(const char *x, char *out, float cap, int64_t d, int count,
@@ -299,11 +323,20 @@ static void cap_task(void *context, int64_t begin, int64_t end, int worker) {
     SWITCH_TYPE(job->type, cap_rows(job, begin, end, TYPE));
 }
 
+struct cap_call {
+    void *out;
+    const void *x;
+    int64_t rows, dim;
+    double cap;
+    int64_t type, threads;
+};
+
 // out = cap * tanh(x / cap), both [rows, dim].
-CARDAN_EXPORT void cardan_soft_cap(void *out, const void *x, int64_t rows, int64_t dim, float cap,
-                                   int type, int threads) {
-    struct gate_job job = {.out = out, .x = x, .dim = dim, .cap = cap, .type = type};
-    parallel_rows(threads, rows, 8 * dim, cap_task, &job);
+CARDAN_EXPORT int cardan_soft_cap(const struct cap_call *call) {
+    struct gate_job job = {.out = call->out, .x = call->x, .dim = call->dim,
+                           .cap = (float)call->cap, .type = (int)call->type};
+    parallel_rows((int)call->threads, call->rows, 8 * call->dim, cap_task, &job);
+    return CARDAN_OK;
 }
 
 struct greedy_job {
@@ -373,9 +406,16 @@ static void greedy_task(void *context, int64_t begin, int64_t end, int worker) {
     }
 }
 
+struct greedy_call {
+    int64_t *out;
+    const float *logits;
+    int64_t rows, vocab, stride, threads;
+};
+
 // out [rows]: the likeliest id of each row of logits [rows, vocab], vocab > 0.
-CARDAN_EXPORT void cardan_greedy(int64_t *out, const float *logits, int64_t rows, int64_t vocab,
-                                 int64_t stride, int threads) {
-    struct greedy_job job = {.out = out, .logits = logits, .vocab = vocab, .stride = stride};
-    parallel_rows(threads, rows, vocab, greedy_task, &job);
+CARDAN_EXPORT int cardan_greedy(const struct greedy_call *call) {
+    struct greedy_job job = {.out = call->out, .logits = call->logits, .vocab = call->vocab,
+                             .stride = call->stride};
+    parallel_rows((int)call->threads, call->rows, call->vocab, greedy_task, &job);
+    return CARDAN_OK;
 }

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from cardan.platforms.cpu.native.library import (
-    Int,
     NativeLibrary,
     Pointer,
     Real,
@@ -28,21 +27,18 @@ class ElementwiseKernels:
     catalogue's."""
 
     def __init__(self, native: NativeLibrary) -> None:
-        shape = (Size, Size, Real, Int, Int, Int)
-        heads = (Pointer, Pointer, Size, Size, Size)
-        self._norm = native.function("cardan_rms_norm", *[Pointer] * 3, *shape)
-        self._add_norm = native.function("cardan_add_rms_norm", *[Pointer] * 5, *shape)
+        heads = (Pointer, Pointer, Size, Size, Size, Pointer, Size)
+        self._norm = native.function(
+            "cardan_rms_norm", *[Pointer] * 5, Size, Size, Real, *[Size] * 3
+        )
         self._rotate = native.function(
             "cardan_rotate",
-            *(*heads, *heads, Pointer, Int, Pointer, Int, Real),
-            *(Pointer, Size, Size, Pointer, Size, Size, Int, Int),
-            returns=Int,
+            *(*heads, *heads, Real),
+            *(Pointer, Size, Size, Pointer, *[Size] * 4),
         )
-        self._gated = native.function("cardan_gated", *[Pointer] * 2, *[Size] * 2, *[Int] * 3)
-        self._cap = native.function(
-            "cardan_soft_cap", *[Pointer] * 2, *[Size] * 2, Real, *[Int] * 2
-        )
-        self._greedy = native.function("cardan_greedy", *[Pointer] * 2, *[Size] * 3, Int)
+        self._gated = native.function("cardan_gated", *[Pointer] * 2, *[Size] * 5)
+        self._cap = native.function("cardan_soft_cap", *[Pointer] * 2, Size, Size, Real, Size, Size)
+        self._greedy = native.function("cardan_greedy", *[Pointer] * 2, *[Size] * 4)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x = x.contiguous()
@@ -51,7 +47,9 @@ class ElementwiseKernels:
         out = torch.empty_like(x)
         self._norm(
             out.data_ptr(),
+            0,
             x.data_ptr(),
+            0,
             weight.data_ptr(),
             x.numel() // hidden if hidden else 0,
             hidden,
@@ -74,7 +72,7 @@ class ElementwiseKernels:
         hidden = x.shape[-1]
         weight, wide = _weight(weight, x, hidden)
         out, new_residual = torch.empty_like(x), torch.empty_like(x)
-        self._add_norm(
+        self._norm(
             out.data_ptr(),
             new_residual.data_ptr(),
             x.data_ptr(),
@@ -182,14 +180,14 @@ class ElementwiseKernels:
             q_heads,
             q_strides[0],
             q_strides[1],
+            0 if q_weight is None else q_weight.data_ptr(),
+            q_wide,
             k_out.data_ptr(),
             k.data_ptr(),
             k.shape[1],
             k_strides[0],
             k_strides[1],
-            None if q_weight is None else q_weight.data_ptr(),
-            q_wide,
-            None if k_weight is None else k_weight.data_ptr(),
+            0 if k_weight is None else k_weight.data_ptr(),
             k_wide,
             eps,
             cos_sin.data_ptr(),

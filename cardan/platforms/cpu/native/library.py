@@ -2,16 +2,16 @@
 
 A module of kernels binds its functions once::
 
-    _FUNCTION = library().function("cardan_scale", Pointer, Pointer, Size, Real, Int, returns=Int)
+    _FUNCTION = library().function("cardan_scale", Pointer, Pointer, Size, Real, Size)
 
     def scale(x: Tensor, factor: float) -> Tensor:
         out = torch.empty_like(x)
         check(_FUNCTION(out.data_ptr(), x.data_ptr(), x.numel(), factor, torch.get_num_threads()))
         return out
 
-Pointers are passed as integers (``data_ptr()``); the caller keeps the memory alive during the
-call. The lock of the interpreter is released meanwhile. Kernels take the number of threads as an
-argument (the pool in ``pool.h`` grows as asked), so that torch's setting is theirs.
+Pointers are passed as integers (``data_ptr()``, or 0); the caller keeps the memory alive during
+the call. The lock of the interpreter is released meanwhile. Kernels take the number of threads as
+an argument (the pool in ``pool.h`` grows as asked), so that torch's setting is theirs.
 """
 
 import ctypes
@@ -20,11 +20,10 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from cardan.core.interfaces.errors import OutOfMemoryError
 from cardan.platforms.cpu.cpu_info import instruction_sets
@@ -39,10 +38,17 @@ from cardan.platforms.cpu.native.build import (
     sources,
 )
 from cardan.platforms.cpu.native.errors import NativeUnavailable
+from cardan.platforms.cpu.native.function import (
+    NativeFunction,
+    Pointer,
+    Real,
+    Recorder,
+    Size,
+)
 from cardan.platforms.cpu.native.isa import choose_level
 
 __all__ = [
-    "Int",
+    "NativeFunction",
     "NativeLibrary",
     "NativeUnavailable",
     "Pointer",
@@ -58,12 +64,6 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent
 
-# Types of C parameters: void *, int64_t, int, float.
-Pointer = ctypes.c_void_p
-Size = ctypes.c_int64
-Int = ctypes.c_int
-Real = ctypes.c_float
-
 
 @dataclass(frozen=True, slots=True)
 class NativeLibrary:
@@ -72,17 +72,15 @@ class NativeLibrary:
     handle: ctypes.CDLL
     isa: str
     origin: str
+    recorder: Recorder = field(default_factory=Recorder)
 
-    def function(self, name: str, *parameters: Any, returns: Any = None) -> Callable[..., Any]:
-        """The exported C function ``name``, its parameters of the types above.
+    def function(self, name: str, *fields: str) -> NativeFunction:
+        """The exported C function ``name``, whose call has the ``fields``: Pointer, Size, Real.
 
         Raises:
             AttributeError: the library has no such function.
         """
-        function = self.handle[name]
-        function.argtypes = parameters
-        function.restype = returns
-        return function
+        return NativeFunction(self.handle[name], fields, self.recorder)
 
 
 def check(status: int) -> None:

@@ -301,11 +301,17 @@ static void pack(void *argument, int64_t begin, int64_t end, int worker) {
 
 static const cardan_task MULTIPLY[] = {multiply_f32, multiply_bf16, multiply_f16};
 
+struct linear_call {
+    void *out;
+    const void *x, *weight, *bias;
+    int64_t rows, inputs, outputs, type, threads;
+};
+
 // out [rows, outputs] = x [rows, inputs] weight [outputs, inputs]^T + bias [outputs] or NULL, all
 // contiguous and of one type, summed in float. out overlaps nothing.
-CARDAN_EXPORT int cardan_linear(void *out, const void *x, const void *weight, const void *bias,
-                                int64_t rows, int64_t inputs, int64_t outputs, int type,
-                                int threads) {
+CARDAN_EXPORT int cardan_linear(const struct linear_call *call) {
+    const int type = (int)call->type, threads = (int)call->threads;
+    const int64_t rows = call->rows, inputs = call->inputs, outputs = call->outputs;
     const int64_t row_bytes = (inputs + STEP - 1) / STEP * STEP * packed_size(type);
     const int64_t panel = rows < PANEL ? rows : PANEL;
     const int64_t block_bytes = (BLOCK * inputs + 1) * type_size(type);
@@ -319,7 +325,8 @@ CARDAN_EXPORT int cardan_linear(void *out, const void *x, const void *weight, co
     if (!packed) return CARDAN_NO_MEMORY;
     for (int64_t begin = 0; begin < rows; begin += panel) {
         struct linear job = {
-            .x = x, .weight = weight, .bias = bias, .out = out, .packed = packed,
+            .x = call->x, .weight = call->weight, .bias = call->bias, .out = call->out,
+            .packed = packed,
             .inputs = inputs, .outputs = outputs,
             .panel_begin = begin, .panel_rows = rows - begin < panel ? rows - begin : panel,
             .row_bytes = row_bytes, .type = type,

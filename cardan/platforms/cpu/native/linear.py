@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from cardan.platforms.cpu.native.library import (
-    Int,
     NativeLibrary,
     Pointer,
     Size,
@@ -29,9 +28,7 @@ def make_linear(native: NativeLibrary) -> Callable[[Tensor, Tensor, Tensor | Non
     multiply = native.function(
         "cardan_linear",
         *(Pointer, Pointer, Pointer, Pointer),
-        *(Size, Size, Size),
-        *(Int, Int),
-        returns=Int,
+        *(Size, Size, Size, Size, Size),
     )
     kinds = TYPES
     empty = torch.empty
@@ -67,7 +64,7 @@ def make_linear(native: NativeLibrary) -> Callable[[Tensor, Tensor, Tensor | Non
             out.data_ptr(),
             x.data_ptr(),
             weight.data_ptr(),
-            None if bias is None else bias.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
             rows,
             inputs,
             outputs,

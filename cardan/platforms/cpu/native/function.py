@@ -1,0 +1,62 @@
+"""Calling exported C functions, and recording the calls. Imports no torch.
+
+Each exported function takes one pointer to a struct of 8-byte fields and returns a status
+(``pool.h``), so a call is data: a function's address and its fields. A list of such calls can be
+run again by C without Python in between.
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+# Kinds of fields in C: a pointer, int64_t, double.
+Pointer = "Q"
+Size = "q"
+Real = "d"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of the function at ``address`` with the packed ``fields``."""
+
+    address: int
+    fields: bytes
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Takes down the calls of a library's functions while ``calls`` is a list.
+
+    Owned by the library: as a device's stream, it is one for all functions of it. Whoever sets
+    ``calls`` is the only one who calls these functions until ``calls`` is None again.
+    """
+
+    calls: list[Call] | None = field(default=None)
+
+
+class NativeFunction:
+    """An exported function, called with the values of its struct's fields in order.
+
+    The return value is the kernel's status. While its library records, calls are made and taken
+    down.
+    """
+
+    __slots__ = ("_address", "_call", "_pack", "_recorder")
+
+    def __init__(self, function: Any, fields: Sequence[str], recorder: Recorder) -> None:
+        """``function``: of ctypes; its types are set here."""
+        function.argtypes = (ctypes.c_char_p,)
+        function.restype = ctypes.c_int
+        self._call: Callable[[bytes], int] = function
+        self._address = ctypes.cast(function, ctypes.c_void_p).value or 0
+        self._pack = struct.Struct("=" + "".join(fields)).pack
+        self._recorder = recorder
+
+    def __call__(self, *values: float) -> int:
+        fields = self._pack(*values)
+        calls = self._recorder.calls
+        if calls is not None:
+            calls.append(Call(self._address, fields))
+        return self._call(fields)
