@@ -130,7 +130,8 @@ def _settle_input(body: dict) -> None:
 def _small(value):
     if isinstance(value, list):
         return [_small(item) for item in value[:3]]
-    return value[:8] if isinstance(value, str) else value
+    # A vocabulary may have no token for any character of a text, and no prompt is empty.
+    return "a" + value[:7] if isinstance(value, str) else value
 
 
 def _small_message(message: dict) -> dict:
