@@ -12,12 +12,15 @@ class ShapePolicy:
     Empty buckets mean any size. ``strict`` devices compile for each shape, so the scheduler never
     exceeds the largest bucket; others fall back to eager execution above it. Padding tokens have
     slot -1 and padding rows no query token. ``kv_len_buckets`` bound the block table's width.
+    ``lazy``: shapes are captured when a step first has them, not at start; for devices on which
+    that costs no more than a step, so that they need no padding.
     """
 
     token_buckets: tuple[int, ...] = ()
     sequence_buckets: tuple[int, ...] = ()
     kv_len_buckets: tuple[int, ...] = ()
     strict: bool = False
+    lazy: bool = False
 
     def padded_tokens(self, num_tokens: int) -> int:
         return _padded(self.token_buckets, num_tokens)

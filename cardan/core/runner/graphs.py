@@ -45,8 +45,10 @@ class GraphManager:
     and therefore write the plan of a shape to where the last plan of that shape was.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, lazy: bool = False) -> None:
+        """``lazy``: decode shapes are captured when ``run`` first sees them."""
         self._device = device
+        self._lazy = lazy
         self._captured: dict[StepShape, _Captured] = {}
         self.counters = GraphCounters()
 
@@ -99,6 +101,8 @@ class GraphManager:
         """Hidden states of the step whose inputs and plans are in the buffers: a replay if
         ``shape`` was captured, else ``forward``."""
         entry = self._captured.get(shape)
+        if entry is None and self._lazy and shape.is_decode:
+            entry = self._capture_lazily(shape, forward)
         if entry is None:
             self.counters.eager += 1
             return forward()
@@ -112,10 +116,25 @@ class GraphManager:
             entry.graph.release()
         self._captured.clear()
 
-    def _capture_one(self, forward: Forward, pool: Graph | None) -> _Captured:
-        # Once for real: whatever kernels set up when they first run cannot be captured.
-        forward()
-        self._device.synchronize()
+    def _capture_lazily(self, shape: StepShape, forward: Forward) -> _Captured | None:
+        pool = next((entry.graph for entry in self._captured.values()), None)
+        try:
+            with self._device.memory.region("graphs"):
+                entry = self._capture_one(forward, pool, warm=False)
+        except (OutOfMemoryError, UnsupportedError) as error:
+            self._lazy = False
+            logger.warning(
+                "%d step shapes are captured, other steps run eagerly: %s", self.num_graphs, error
+            )
+            return None
+        self._captured[shape] = entry
+        return entry
+
+    def _capture_one(self, forward: Forward, pool: Graph | None, warm: bool = True) -> _Captured:
+        if warm:
+            # Once for real: whatever kernels set up when they first run cannot be captured.
+            forward()
+            self._device.synchronize()
         results: list[torch.Tensor] = []
         graph = self._device.capture(lambda: results.append(forward()), pool)
         return _Captured(graph, results[0], forward)

@@ -28,7 +28,7 @@ from cardan.core.ops.registry import KernelRegistry
 from cardan.core.runner.attention_binding import AttentionChoice, bind_layers
 from cardan.core.runner.block_tables import BlockTables
 from cardan.core.runner.input_batch import InputBatch
-from cardan.core.runner.model_runner import ModelRunner
+from cardan.core.runner.model_runner import ModelRunner, PromptLogitsObserver
 from cardan.core.runner.request_states import RequestStates
 from cardan.core.runner.step_shapes import StepShapes
 from cardan.core.sampling.sampler import Sampler
@@ -50,6 +50,7 @@ class ExecutorParts:
     """What the executor is wired from; all of it was chosen elsewhere.
 
     ``max_step_tokens`` is the largest step; ``attention`` has the candidates, preferred first.
+    ``prompt_logits`` is shown the logits of prompts whose log-probabilities are wanted.
     """
 
     device: Device
@@ -61,6 +62,7 @@ class ExecutorParts:
     max_step_tokens: int
     processors: Sequence[LogitsProcessor] = ()
     quantization: QuantScheme | None = None
+    prompt_logits: PromptLogitsObserver | None = None
 
 
 class KernelExecutor(ModelExecutor):
@@ -121,6 +123,7 @@ class KernelExecutor(ModelExecutor):
             self.attention_choices = choices
             self._runner = self._make_runner(config, model)
             self._runner.bind_kv(backends, pools, layers)
+            self._runner.observe_prompt_logits(parts.prompt_logits)
 
     def warmup(self) -> WarmupReport:
         with self._parts.device.inference():
@@ -179,7 +182,7 @@ class KernelExecutor(ModelExecutor):
         if support == "none" or self._parts.config.device.enforce_eager:
             return "none"
         reasons = []
-        if not self._parts.shapes.sequence_buckets:
+        if not self._parts.shapes.sequence_buckets and not self._parts.shapes.lazy:
             reasons.append("the platform names no sequence buckets")
         for choice in self.attention_choices:
             if support == "full" and not choice.captured:

@@ -1,6 +1,7 @@
 """Executes plans: rows in, tokens out. Knows tensors, not requests."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,6 +23,11 @@ from cardan.core.types.step import BlockCopies, LogprobsArrays, SchedulerOutput
 
 # Rows of logits made at once for prompt log-probabilities: bounds a [rows, vocab] float32 buffer.
 _PROMPT_LOGITS_ROWS = 256
+
+# Is shown the logits [n, vocab] that follow n consecutive prompt positions, before they become
+# log-probabilities: the sequence's key, the first position, and the logits, which it only reads.
+# Positions are shown again after a preemption.
+PromptLogitsObserver = Callable[[int, int, torch.Tensor], None]
 
 
 class ModelRunner:
@@ -49,13 +55,18 @@ class ModelRunner:
         self._tables = tables
         self._batch = batch
         self._shapes = shapes
-        self._graphs = GraphManager(device)
+        self._graphs = GraphManager(device, lazy=shapes.is_lazy)
         self._has_events = True
         self._backends: Sequence[AttentionBackend] = ()
         self._pools: Sequence[KVPool] = ()
         self._layers: Sequence[LayerCache] = ()
         self._hidden: torch.Tensor | None = None
         self._inputs: StepInputs | None = None
+        self._observer: PromptLogitsObserver | None = None
+
+    def observe_prompt_logits(self, observer: PromptLogitsObserver | None) -> None:
+        """Show ``observer`` the logits of all prompts whose log-probabilities are wanted."""
+        self._observer = observer
 
     def bind_kv(
         self,
@@ -178,16 +189,28 @@ class ModelRunner:
                 start = int(starts[place])
                 targets = self._states.token_ids[row, first + 1 : last + 1].to(torch.int64)
                 part = hidden[start : start + last - first]
-                found[row] = self._tables_of(part, targets, wanted[row])
+                show = partial(self._show, int(plan.keys[place]), first)
+                found[row] = self._tables_of(part, targets, wanted[row], show)
         return found
 
-    def _tables_of(self, hidden: torch.Tensor, targets: torch.Tensor, k: int) -> LogprobsArrays:
-        parts = [
-            self._sampler.prompt_logprobs(self._logits(states), tokens, k)
-            for states, tokens in zip(
-                hidden.split(_PROMPT_LOGITS_ROWS), targets.split(_PROMPT_LOGITS_ROWS), strict=True
-            )
-        ]
+    def _show(self, key: int, first: int, offset: int, logits: torch.Tensor) -> None:
+        if self._observer is not None:
+            self._observer(key, first + offset, logits)
+
+    def _tables_of(
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        k: int,
+        show: Callable[[int, torch.Tensor], None],
+    ) -> LogprobsArrays:
+        """Tables over consecutive positions; ``show`` gets each part's offset and logits."""
+        parts = []
+        for offset in range(0, len(hidden), _PROMPT_LOGITS_ROWS):
+            part = slice(offset, offset + _PROMPT_LOGITS_ROWS)
+            logits = self._logits(hidden[part])
+            show(offset, logits)
+            parts.append(self._sampler.prompt_logprobs(logits, targets[part], k))
         return LogprobsArrays(
             token_ids=np.concatenate([part.token_ids for part in parts]),
             logprobs=np.concatenate([part.logprobs for part in parts]),

@@ -47,6 +47,11 @@ class StepShapes:
     block_size: int
 
     @property
+    def is_lazy(self) -> bool:
+        """Whether decode shapes are captured when they first occur."""
+        return self.policy.lazy and self.graphs != "none"
+
+    @property
     def buffer_sizes(self) -> tuple[int, int]:
         """Tokens and rows of the largest step, padding included."""
         rows = max(self.max_num_rows, self.policy.padded_sequences(self.max_num_rows))
@@ -74,7 +79,7 @@ class StepShapes:
 
     def captured(self) -> list[StepShape]:
         """The shapes to capture, largest first."""
-        if self.graphs == "none":
+        if self.graphs == "none" or self.is_lazy:
             return []
         most = self.policy.padded_sequences(self.max_num_rows)
         kv_lens = (*self.policy.kv_len_buckets, self.max_num_blocks * self.block_size)

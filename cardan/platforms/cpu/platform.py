@@ -13,6 +13,7 @@ from cardan.core.interfaces.capabilities import Capabilities, DeviceInfo
 from cardan.core.interfaces.constraints import Constraint
 from cardan.core.interfaces.device import Device
 from cardan.core.interfaces.errors import ConfigError
+from cardan.core.interfaces.graphs import ShapePolicy
 from cardan.core.interfaces.kernels import Needs, Provider
 from cardan.core.interfaces.platform import ConfigView, Platform, Probe, Role
 from cardan.platforms.cpu.cpu_info import (
@@ -30,6 +31,7 @@ from cardan.platforms.cpu.threads import usable_threads
 
 if TYPE_CHECKING:
     from cardan.core.interfaces.attention import AttentionBackend
+    from cardan.core.types.model import ModelSummary
 
 _SCORE = 1
 _MOST_KV_BYTES = 4 << 30
@@ -100,6 +102,7 @@ class CpuPlatform(Platform):
         return Capabilities(
             dtypes=(*short, "float16"),
             instruction_sets=features,
+            graphs="decode",
             unified_memory=True,
             determinism="run",
         )
@@ -133,6 +136,11 @@ class CpuPlatform(Platform):
             return {}
         threads = str(self._num_threads(devices[0]))
         return {name: threads for name in _THREAD_VARIABLES if name not in os.environ}
+
+    def shapes(self, model: "ModelSummary", device: DeviceInfo) -> ShapePolicy:
+        """Any shape: padding would be computed, and taking down a step costs little more than it
+        does."""
+        return ShapePolicy(lazy=True)
 
     def kernels(self, device: DeviceInfo) -> Sequence[Provider]:
         return _PROVIDERS

@@ -7,7 +7,9 @@ run again by C without Python in between.
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,13 +29,34 @@ class Call:
 
 @dataclass(slots=True)
 class Recorder:
-    """Takes down the calls of a library's functions while ``calls`` is a list.
+    """Takes down the calls that one thread makes of a library's functions.
 
-    Owned by the library: as a device's stream, it is one for all functions of it. Whoever sets
-    ``calls`` is the only one who calls these functions until ``calls`` is None again.
+    Owned by the library: like a device's stream, it is one for all of its functions.
     """
 
-    calls: list[Call] | None = field(default=None)
+    calls: list[Call] | None = None
+    thread: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def record(self) -> Iterator[None]:
+        """Take down the calls of this thread into ``calls``, which a new list replaces; waits
+        while another thread records."""
+        with self.lock:
+            self.thread, self.calls = threading.get_ident(), []
+            try:
+                yield
+            finally:
+                self.calls = None
+
+    def take(self) -> list[Call]:
+        """The calls since the recording began or since the last ``take``."""
+        taken, self.calls = self.calls or [], []
+        return taken
+
+    def add(self, call: Call) -> None:
+        if self.calls is not None and threading.get_ident() == self.thread:
+            self.calls.append(call)
 
 
 class NativeFunction:
@@ -56,7 +79,6 @@ class NativeFunction:
 
     def __call__(self, *values: float) -> int:
         fields = self._pack(*values)
-        calls = self._recorder.calls
-        if calls is not None:
-            calls.append(Call(self._address, fields))
+        if self._recorder.calls is not None:
+            self._recorder.add(Call(self._address, fields))
         return self._call(fields)

@@ -63,6 +63,8 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent
+# A status of ``pool.h``.
+_NO_MEMORY = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +85,20 @@ class NativeLibrary:
         return NativeFunction(self.handle[name], fields, self.recorder)
 
 
-def check(status: int) -> None:
-    """Raise what a kernel's status (``pool.h``) stands for.
+def check(status: int, what: str = "a kernel") -> None:
+    """Raise what a kernel's status (``pool.h``) stands for; ``what`` names the kernel.
 
     Raises:
         OutOfMemoryError: the kernel found no memory for its scratch.
+        RuntimeError: it refused its input, of which the caller has nothing better to say.
     """
-    if status:
+    if status == _NO_MEMORY:
         raise OutOfMemoryError(
-            "a kernel of the CPU found no memory for its scratch; free memory, or use smaller "
+            f"{what} of the CPU found no memory for its scratch; free memory, or use smaller "
             "steps (scheduler.max_num_batched_tokens)"
         )
+    if status:
+        raise RuntimeError(f"{what} of the CPU refused its input (status {status})")
 
 
 def library() -> NativeLibrary:
