@@ -36,7 +36,8 @@ class Capabilities:
         async_depth: steps that may be in flight while the host plans the next.
         streams: whether streams run concurrently.
         pinned_host_memory: whether host pools can be page-locked.
-        unified_memory: whether host and device share memory.
+        unified_memory: whether host and device share memory. A torch ``cpu`` device that says so
+            also computes at once, so that the host may write its tensors directly.
         peer_copies: whether two of these devices copy without the host.
         sleep_levels: supported levels of ``MemoryAllocator.sleep``.
         determinism: whether repeated runs, or any batch, give the same bits.

@@ -125,13 +125,10 @@ class ModelRunner:
         logits = self._model.compute_logits(hidden.index_select(0, inputs.logit_places))
         logits = logits[: len(rows)]
         lengths = (plan.num_computed_tokens + plan.num_scheduled_tokens)[plan.samples]
-        num_output = (lengths - self._states.num_prompt_tokens[rows]).astype(np.int64)
+        lengths = lengths.astype(np.int64)
+        num_output = lengths - self._states.num_prompt_tokens[rows]
         result = self._sampler.sample(logits, rows, num_output, mask)
-        # The next step reads its token from here, whether or not the host has seen it.
-        device = result.token_ids.device
-        where = torch.from_numpy(lengths.astype(np.int64)).to(device, non_blocking=True)
-        places = torch.from_numpy(rows).to(device, non_blocking=True)
-        self._states.token_ids[places, where] = result.token_ids.to(torch.int32)
+        self._states.append(rows, lengths, result.token_ids)
         return DeviceStepHandle(
             result, prompt_logprobs, self._event(), corrupt, num_rows=len(plan.rows)
         )
