@@ -18,6 +18,7 @@ from cardan.core.config.cache import CacheConfig
 from cardan.core.config.device import DeviceConfig
 from cardan.core.config.engine import EngineConfig
 from cardan.core.config.model import ModelConfig
+from cardan.core.config.parallel import ParallelConfig
 from cardan.core.config.plugins import PluginConfig
 from cardan.core.config.scheduler import SchedulerConfig
 
@@ -71,6 +72,15 @@ class EngineOptions:
     load_format: Annotated[
         Literal["auto", "dummy"] | None,
         option("--load-format", help="dummy: random weights. Default: auto."),
+    ] = None
+    quantization: Annotated[
+        str | None,
+        option(
+            "--quantization",
+            metavar="SCHEME",
+            help="How weights are kept: q8, q4, int8, gguf (blocks as they are stored) or none. "
+            "Default: the checkpoint's way.",
+        ),
     ] = None
     seed: Annotated[
         int | None,
@@ -128,6 +138,12 @@ class EngineOptions:
         int | None,
         option("--threads", help="Host threads. Default: all that are usable."),
     ] = None
+    tensor_parallel_size: Annotated[
+        int | None,
+        option(
+            "--tensor-parallel-size", "-tp", help="Processes that share each layer. Default: 1."
+        ),
+    ] = None
     block_size: Annotated[
         int | None,
         option("--block-size", help="Tokens in a block. Default: the platform's."),
@@ -152,7 +168,10 @@ class EngineOptions:
     ] = None
     kv_cache_dtype: Annotated[
         str | None,
-        option("--kv-cache-dtype", help="Default: auto, the model's."),
+        option(
+            "--kv-cache-dtype",
+            help="auto (the model's), float32, bfloat16, float16 or int8. Default: auto.",
+        ),
     ] = None
     enable_prefix_caching: Annotated[
         bool | None,
@@ -193,6 +212,16 @@ class EngineOptions:
             parser=parse_count,
             metavar="COUNT",
             help="Most tokens of one prompt in one step. Default: the budget alone.",
+        ),
+    ] = None
+    mixed_prefill_token_budget: Annotated[
+        int | None,
+        option(
+            "--mixed-prefill-token-budget",
+            parser=parse_count,
+            metavar="COUNT",
+            help="Most prompt tokens in a step that also carries answers: bounds the pauses that "
+            "prompts put into them. Default: the platform's.",
         ),
     ] = None
     scheduling_policy: Annotated[
@@ -258,6 +287,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             dtype=options.dtype,
             max_model_len=options.max_model_len or None,
             load_format=options.load_format,
+            quantization=options.quantization,
             seed=options.seed,
             chat_template=options.chat_template,
             generation_config=options.generation_config,
@@ -278,6 +308,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             max_num_batched_tokens=options.max_num_batched_tokens,
             enable_chunked_prefill=options.enable_chunked_prefill,
             long_prefill_token_threshold=options.long_prefill_token_threshold,
+            mixed_prefill_token_budget=options.mixed_prefill_token_budget,
             policy=options.scheduling_policy,
             max_num_queued_reqs=options.max_num_queued_reqs,
             max_num_queued_tokens=options.max_num_queued_tokens,
@@ -290,6 +321,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             enforce_eager=options.enforce_eager,
             num_threads=options.threads,
         ),
+        parallel=make_section(ParallelConfig, tensor_parallel_size=options.tensor_parallel_size),
         plugins=PluginConfig(
             required=tuple(options.plugin or ()),
             blocked=tuple(options.no_plugin or ()),

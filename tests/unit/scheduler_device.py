@@ -95,7 +95,8 @@ class FakeDevice:
         self.failed_keys = Counter()
         self.next_step = 0
 
-    def execute(self, plan, fails=lambda key: False):
+    def execute(self, plan, fails=lambda key: False, spoils=lambda key: False):
+        """``fails``: whose sampling step fails; ``spoils``: whose chunk holds no numbers."""
         assert plan.step_id == self.next_step
         self.next_step += 1
         self._apply(plan)
@@ -114,11 +115,18 @@ class FakeDevice:
             assert self.rows[row].key == key
             self._check(row, start)
         bad = {row for row, *_rest, samples, key in work if samples and fails(key)}
+        spoiled = {row for row, *_rest, key in work if spoils(key)}
+        for row in spoiled:
+            self.rows[row].is_bad = True
+            self.failed_keys[self.rows[row].key] += 1
         self._write(work, bad)
         for row, start, count, *_rest in work:
             if row not in bad:
                 self._check(row, start + count)
-        return self._results(work, bad)
+        result = self._results(work, bad)
+        if spoiled:
+            result.corrupt = np.array([self.rows[row].is_bad for row, *_rest in work])
+        return result
 
     def _apply(self, plan):
         for row in plan.freed_rows:
@@ -176,6 +184,18 @@ class FakeDevice:
                     written.add(slot)
                     is_good = row not in bad and not state.is_bad
                     memory[slot] = state.known_digests()[position] if is_good else POISON
+            self._check_isolation(table, work)
+
+    def _check_isolation(self, table, work):
+        """No row reads a block that another row writes in this step."""
+        size = self.block_size
+        writers = {}
+        for row, start, count, *_rest in work:
+            for block in table[row, start // size : -(-(start + count) // size)].tolist():
+                assert writers.setdefault(block, row) == row
+        for row, start, count, *_rest in work:
+            for block in table[row, : -(-(start + count) // size)].tolist():
+                assert writers.get(block, row) == row, f"row {row} reads what another one writes"
 
     def _results(self, work, bad):
         token_ids, failed, logprobs, prompt = [], [], {}, {}

@@ -95,13 +95,13 @@ class Sim:
                 self.aborted.add(key)
         self.scheduler.abort(key)
 
-    def step(self, fails=lambda key: False):
+    def step(self, fails=lambda key: False, spoils=lambda key: False):
         """One round of the engine's loop; returns the plan."""
         plan = self.scheduler.schedule()
         if plan is not None:
             self.check_plan(plan)
             self.plans.append(plan)
-            self.in_flight.append((plan, self.device.execute(plan, fails)))
+            self.in_flight.append((plan, self.device.execute(plan, fails, spoils)))
         elif not self.in_flight:
             assert not self.scheduler.num_live, "live sequences, but nothing can advance"
         self.check_accounting()
@@ -171,6 +171,8 @@ class Sim:
             assert pool.num_free == pool.num_blocks - 1 - len(holders)
         for sequence in scheduler._waiting:
             assert sequence.blocks.num_blocks == 0
+        running = {sequence.key for sequence in scheduler._running}
+        assert set(cache._announced.values()) <= running
         assert scheduler._waiting.num_tokens == sum(len(s.token_ids) for s in scheduler._waiting)
         orders = [sequence.order for sequence in scheduler._waiting]
         assert orders == sorted(orders)
@@ -188,6 +190,7 @@ class Sim:
         assert (scheduler._table.keys == -1).all()
         assert self.cache.num_used == 0
         assert self.cache.usage == 0
+        assert self.cache.num_announced == 0
         assert scheduler.schedule() is None
         assert self.device.rows == [None] * self.config.max_num_seqs
         assert set(self.finished) == set(self.requests) >= set(self.started)
@@ -205,7 +208,7 @@ class Sim:
                 assert may_fail
                 assert self.device.failed_keys[key]
                 assert finish.kind == "failed"
-                assert finish.message == FAILURE
+                assert finish.message == FAILURE or "NaN" in finish.message
                 assert got == answer[: len(got)]
                 continue
             assert not self.device.failed_keys[key] or self.depth > 0

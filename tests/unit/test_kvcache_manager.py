@@ -25,6 +25,7 @@ def tokens(*values):
 class Holder:
     def __init__(self, blocks, token_ids):
         self.blocks, self.token_ids, self.computed = blocks, token_ids, 0
+        self.key = None
 
 
 class ManagerAgainstModel(RuleBasedStateMachine):
@@ -35,6 +36,7 @@ class ManagerAgainstModel(RuleBasedStateMachine):
         self.manager = KVCacheManager(kv_config(10, SIZE, 2), True)
         self.memory = [{b: [None] * SIZE for b in range(10)} for _ in range(2)]
         self.holders = []
+        self.num_keys = self.num_withdrawn = 0
 
     def write(self, holder, start, stop):
         for memory, blocks in zip(self.memory, holder.blocks.blocks, strict=True):
@@ -65,6 +67,36 @@ class ManagerAgainstModel(RuleBasedStateMachine):
         assert self.manager.num_free == free - prefix.num_free
         holder.computed = prefix.num_blocks * SIZE
         self.holders.append(holder)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def announce(self, data):
+        holder = self.pick(data)
+        if holder.key is None:
+            holder.key = self.num_keys = self.num_keys + 1
+            self.manager.announce(holder.blocks, holder.token_ids, holder.key)
+
+    @rule(values=st.lists(st.integers(0, 1), min_size=1, max_size=9))
+    def ask_who_computes_the_next_block(self, values):
+        asking, token_ids = self.manager.new_sequence(ROOT, ()), tokens(*values)
+        key = self.manager.announcer_of_next(asking, token_ids)
+        count = self.manager.find_cached(asking, token_ids).num_blocks + 1
+        lacked = token_ids[: count * SIZE].tolist()
+        holders = [
+            holder
+            for holder in self.holders
+            if holder.key is not None
+            and holder.token_ids[: len(lacked)].tolist() == lacked
+            and holder.blocks.num_registered < count
+        ]
+        if count * SIZE >= len(values):
+            # The last token is computed in any case.
+            assert key is None
+        elif key is None:
+            # Of several that compute a block one announces it; it may have been freed.
+            assert len(holders) != 1 or self.num_withdrawn
+        else:
+            assert key in [holder.key for holder in holders]
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), more=st.integers(0, 5))
@@ -119,6 +151,7 @@ class ManagerAgainstModel(RuleBasedStateMachine):
         holder = self.pick(data)
         self.holders.remove(holder)
         ids = list(holder.blocks.blocks[0])
+        self.num_withdrawn += holder.key is not None
         self.manager.free(holder.blocks, forget)
         assert holder.blocks.num_blocks == holder.blocks.num_registered == 0
         if forget:
@@ -140,6 +173,13 @@ class ManagerAgainstModel(RuleBasedStateMachine):
         assert self.manager.num_used == len(count)
         assert self.manager.num_free == 9 - len(count)
         assert self.manager.usage == len(count) / 9
+
+    @invariant()
+    def announcers_live(self):
+        keys = {holder.key for holder in self.holders}
+        assert set(self.manager._announced.values()) <= keys - {None}
+        if not self.holders:
+            assert self.manager.num_announced == 0
 
     @invariant()
     def content_is_right(self):

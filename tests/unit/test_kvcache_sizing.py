@@ -23,7 +23,10 @@ def test_layers_with_equal_specs_share_a_group_in_order():
 def test_scales_and_lone_latents_count():
     scaled = KVCacheSpec("full", 16, 2, 8, 8, "int8", scale_bytes=4)
     latent = KVCacheSpec("mla", 16, 1, 576, 0, "bfloat16")
-    assert scaled.bytes_per_token == 2 * (16 + 4)
+    assert scaled.bytes_per_token == 2 * 2 * (8 + 4)
+    # Scales are aligned to their size.
+    odd = KVCacheSpec("full", 16, 2, 5, 9, "int8", scale_bytes=4)
+    assert (odd.content_size, odd.bytes_per_token) == (16, 2 * 2 * 16)
     assert latent.bytes_per_token == 1152
 
 

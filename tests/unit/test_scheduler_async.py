@@ -172,7 +172,7 @@ def test_several_tokens_a_step_stop_where_they_should():
     """A result may hold more tokens than the row needs: those past the end are dropped."""
     sim = Sim()
     sim.add(endless(0, max_tokens=3))
-    sim.add(make_request(10, PROMPT, 9, stop_token_ids=(VOCAB,), ignore_eos=True))
+    sim.add(make_request(10, PROMPT[1:], 9, stop_token_ids=(VOCAB,), ignore_eos=True))
     plan = sim.scheduler.schedule()
     result = sim.device.execute(plan)
     result.token_ids = np.array([[1, 2, 3, 4], [1, VOCAB, 3, 4]], np.int32)

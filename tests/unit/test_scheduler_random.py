@@ -92,11 +92,16 @@ def scenarios(draw, depths=(0, 1, 2), plain=False):
     }
     if chunked:
         config["long_prefill_token_threshold"] = draw(st.sampled_from([0, 0, 1, 3]))
+        config["mixed_prefill_token_budget"] = draw(st.sampled_from([None, None, 1, 6]))
     length = -(-num_tokens // block_size) * block_size
     return config, draw(arrivals(min(length, 44), plain=plain))
 
 
-def play(config, arriving, fails=lambda key: False, max_steps=4000):
+def never(key):
+    return False
+
+
+def play(config, arriving, fails=never, spoils=never, max_steps=4000):
     sim = Sim(**config)
     todo = sorted(arriving, key=lambda item: item.step)
     aborts = {key: step for item in arriving for key, step in item.aborts.items()}
@@ -106,7 +111,7 @@ def play(config, arriving, fails=lambda key: False, max_steps=4000):
             sim.add(todo.pop(0).request)
         for key in [key for key, step in aborts.items() if step == number]:
             sim.abort(key)
-        sim.step(fails)
+        sim.step(fails, spoils)
         number += 1
         assert number < max_steps, "no end in sight"
     sim.check_idle()
@@ -127,8 +132,49 @@ def test_a_failure_ends_one_sequence_and_spreads_to_no_other_request(scenario, s
     config, arriving = scenario
     rng = random.Random(seed)
     single = [item for item in arriving if item.request.params.n == 1]
-    sim = play(config, single, lambda key: rng.random() < 0.06)
+    sim = play(config, single, lambda key: rng.random() < 0.06, lambda key: rng.random() < 0.03)
     sim.check_answers(may_fail=True)
+
+
+@st.composite
+def bursts(draw):
+    """Requests at once on one prefix, and what happens to some of them."""
+    prompts = [
+        PREFIXES[0][: draw(st.integers(1, 30))] + draw(st.lists(st.integers(0, 3), max_size=3))
+        for _ in range(draw(st.integers(2, 8)))
+    ]
+    arriving = []
+    for number, prompt in enumerate(prompts):
+        kwargs = {"priority": draw(st.integers(0, 1)), "n": draw(st.sampled_from([1, 1, 2]))}
+        if draw(st.integers(0, 5)) == 0:
+            kwargs["prompt_logprobs"] = 1
+        if draw(st.integers(0, 5)) == 0:
+            kwargs["cache_salt"] = "a"
+        request = make_request(100 * number, prompt, draw(st.integers(1, 5)), **kwargs)
+        aborts = {}
+        if draw(st.integers(0, 3)) == 0:
+            aborts[100 * number] = draw(st.integers(0, 8))
+        arriving.append(Arrival(draw(st.sampled_from([0, 0, 0, 1])), request, aborts))
+    return arriving
+
+
+@QUICK
+@given(scenarios(), bursts(), st.integers(0, 2**20), st.sampled_from([0.0, 0.0, 0.1]))
+def test_bursts_on_one_prefix_whatever_becomes_of_the_one_that_computes_it(
+    scenario, arriving, seed, rate
+):
+    config, _others = scenario
+    length = (config["num_blocks"] - 1) * config["block_size"]
+    fitting = [
+        item
+        for item in arriving
+        if len(item.request.prompt_token_ids) + item.request.max_tokens <= length
+    ]
+    rng = random.Random(seed)
+    sim = play(config, fitting, spoils=lambda key: rng.random() < rate)
+    sim.check_answers(may_fail=rate > 0)
+    if not rate:
+        sim.check_stats()
 
 
 @settings(QUICK, max_examples=40)

@@ -62,6 +62,9 @@ class EngineConfig:
             self.scheduler.long_prefill_token_threshold,
             0,
         )
+        _at_least(
+            "scheduler.mixed_prefill_token_budget", self.scheduler.mixed_prefill_token_budget, 1
+        )
         _at_least("scheduler.max_num_queued_reqs", self.scheduler.max_num_queued_reqs, 1)
         _at_least("scheduler.max_num_queued_tokens", self.scheduler.max_num_queued_tokens, 1)
         _at_least("scheduler.async_depth", self.scheduler.async_depth, 0)

@@ -46,11 +46,13 @@ class BlockPool:
         """
         if count > len(self._free):
             raise RuntimeError(f"{count} blocks asked for, {len(self._free)} are free")
+        take, counts, hashes = self._free.popitem, self._ref_counts, self._hashes
         block_ids = []
         for _ in range(count):
-            block_id, _nothing = self._free.popitem(last=False)
-            self._ref_counts[block_id] = 1
-            self.forget(block_id)
+            block_id, _nothing = take(last=False)
+            counts[block_id] = 1
+            if hashes[block_id] is not None:
+                self.forget(block_id)
             block_ids.append(block_id)
         return block_ids
 

@@ -9,6 +9,9 @@ Ownership of the blocks of one sequence (``blocks[g]``, block i holds tokens
 
 ``free`` drops all references, last block first, so that the tail of a prompt is evicted before
 its beginning.
+
+Full blocks that a sequence is about to compute are *announced* under their hashes until they are
+registered or the sequence is freed. Nobody reads an announced block; others may wait for it.
 """
 
 from collections.abc import Sequence
@@ -26,13 +29,19 @@ from cardan.core.types.request import MediaSpan
 
 @dataclass(slots=True)
 class SequenceBlocks:
-    """The block tables of one sequence and the hash chain of its full blocks."""
+    """The block tables of one sequence and the hash chain of its full blocks.
+
+    ``announced_as`` is the key under which blocks were announced, ``awaited`` the announced block
+    that the sequence was last told to wait for.
+    """
 
     root: bytes
     media: tuple[MediaSpan, ...]
     blocks: tuple[list[int], ...]
     hashes: list[bytes] = field(default_factory=list)
     num_registered: int = 0
+    announced_as: int | None = None
+    awaited: bytes | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -65,6 +74,7 @@ class KVCacheManager:
         self.num_groups = len(config.groups)
         self.enable_prefix_caching = enable_prefix_caching
         self._pools = tuple(BlockPool(config.num_blocks) for _ in config.groups)
+        self._announced: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
@@ -84,6 +94,11 @@ class KVCacheManager:
     def num_cached(self) -> int:
         return self._pools[0].num_cached
 
+    @property
+    def num_announced(self) -> int:
+        """Blocks that running sequences are about to compute."""
+        return len(self._announced)
+
     def new_sequence(self, root: bytes, media: tuple[MediaSpan, ...]) -> SequenceBlocks:
         return SequenceBlocks(root, media, tuple([] for _ in self._pools))
 
@@ -97,18 +112,9 @@ class KVCacheManager:
         found: tuple[list[int], ...] = tuple([] for _ in self._pools)
         if not self.enable_prefix_caching:
             return CachedPrefix(found, 0)
-        limit = (len(token_ids) - 1) // self.block_size
-        for index in range(limit):
-            extend_chain(
-                sequence.hashes,
-                sequence.root,
-                token_ids,
-                self.block_size,
-                index + 1,
-                sequence.media,
-            )
-            ids = [pool.lookup(sequence.hashes[index]) for pool in self._pools]
-            if any(block_id is None for block_id in ids):
+        for block_hash in self._chain(sequence, token_ids):
+            ids = [pool.lookup(block_hash) for pool in self._pools]
+            if None in ids:
                 break
             for group, block_id in zip(found, ids, strict=True):
                 group.append(block_id)  # type: ignore[arg-type]  # None was excluded above
@@ -117,6 +123,42 @@ class KVCacheManager:
             for pool, group in zip(self._pools, found, strict=True)
         )
         return CachedPrefix(found, free)
+
+    def announcer_of_next(
+        self, sequence: SequenceBlocks, token_ids: npt.NDArray[np.int32]
+    ) -> int | None:
+        """Who is about to compute the first block that ``find_cached`` does not find, if anybody.
+
+        The answer is the key given to ``announce``.
+        """
+        if not self._announced:
+            return None
+        if sequence.awaited is not None:
+            # Not looked for again, although a block before it may have been forgotten meanwhile.
+            announcer = self._announced.get(sequence.awaited)
+            if announcer is not None:
+                return announcer
+        sequence.awaited = None
+        for block_hash in self._chain(sequence, token_ids):
+            if any(pool.lookup(block_hash) is None for pool in self._pools):
+                announcer = self._announced.get(block_hash)
+                sequence.awaited = None if announcer is None else block_hash
+                return announcer
+        return None
+
+    def announce(
+        self, sequence: SequenceBlocks, token_ids: npt.NDArray[np.int32], key: int
+    ) -> None:
+        """Tell others that ``sequence`` is about to compute the full blocks of ``token_ids``."""
+        if not self.enable_prefix_caching:
+            return
+        num_full = len(token_ids) // self.block_size
+        extend_chain(
+            sequence.hashes, sequence.root, token_ids, self.block_size, num_full, sequence.media
+        )
+        sequence.announced_as = key
+        for block_hash in sequence.hashes[sequence.num_registered : num_full]:
+            self._announced.setdefault(block_hash, key)
 
     def attach(self, sequence: SequenceBlocks, prefix: CachedPrefix) -> None:
         """Give an empty sequence a reference to each block of ``prefix``."""
@@ -127,12 +169,25 @@ class KVCacheManager:
 
     def extend(self, sequence: SequenceBlocks, num_tokens: int) -> tuple[list[int], ...] | None:
         """Allocate until ``num_tokens`` fit; the new ids of each group, or None if they lack."""
-        count = self.blocks_for(num_tokens) - sequence.num_blocks
-        if count > self.num_free:
+        count = max(self.blocks_for(num_tokens) - sequence.num_blocks, 0)
+        return self.grow([sequence], [count])
+
+    def grow(
+        self, sequences: Sequence[SequenceBlocks], counts: Sequence[int]
+    ) -> tuple[list[int], ...] | None:
+        """Allocate ``counts[i]`` more blocks for each sequence, or nothing if blocks lack.
+
+        Returns the new ids of each group, those of the first sequence first.
+        """
+        total = sum(counts)
+        if total > self.num_free:
             return None
-        added = tuple(pool.allocate(max(count, 0)) for pool in self._pools)
-        for blocks, ids in zip(sequence.blocks, added, strict=True):
-            blocks.extend(ids)
+        added = tuple([pool.allocate(total) for pool in self._pools])
+        for group, ids in enumerate(added):
+            start = 0
+            for sequence, count in zip(sequences, counts, strict=True):
+                sequence.blocks[group].extend(ids[start : start + count])
+                start += count
         return added
 
     def fork(
@@ -173,8 +228,11 @@ class KVCacheManager:
             sequence.hashes, sequence.root, token_ids, self.block_size, num_full, sequence.media
         )
         for index in range(sequence.num_registered, num_full):
+            block_hash = sequence.hashes[index]
             for pool, blocks in zip(self._pools, sequence.blocks, strict=True):
-                pool.cache(blocks[index], sequence.hashes[index])
+                pool.cache(blocks[index], block_hash)
+            if self._announced:
+                self._withdraw(sequence, block_hash)
         sequence.num_registered = max(num_full, sequence.num_registered)
 
     def free(self, sequence: SequenceBlocks, forget: bool = False) -> None:
@@ -185,6 +243,10 @@ class KVCacheManager:
                     pool.forget(block_id)
             pool.release(blocks[::-1])
             blocks.clear()
+        if sequence.announced_as is not None:
+            for block_hash in sequence.hashes[sequence.num_registered :]:
+                self._withdraw(sequence, block_hash)
+            sequence.announced_as = None
         sequence.num_registered = 0
 
     def reset_prefix_cache(self) -> None:
@@ -194,3 +256,15 @@ class KVCacheManager:
     def ref_counts(self, group: int, block_ids: Sequence[int]) -> list[int]:
         """Reference counts, for accounting checks."""
         return [self._pools[group].ref_count(block_id) for block_id in block_ids]
+
+    def _chain(self, sequence: SequenceBlocks, token_ids: npt.NDArray[np.int32]) -> Sequence[bytes]:
+        """Names of the full blocks of ``token_ids`` short of the last token."""
+        count = (len(token_ids) - 1) // self.block_size
+        extend_chain(
+            sequence.hashes, sequence.root, token_ids, self.block_size, count, sequence.media
+        )
+        return sequence.hashes[:count]
+
+    def _withdraw(self, sequence: SequenceBlocks, block_hash: bytes) -> None:
+        if self._announced.get(block_hash) == sequence.announced_as:
+            self._announced.pop(block_hash, None)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from cardan.core.types.request import MediaSpan
 
 _VERSION = b"cardan-kv-1"
+_TOKEN = np.dtype("<i4")
 
 
 def _bytes(text: str) -> bytes:
@@ -23,6 +24,11 @@ def _bytes(text: str) -> bytes:
 
 def _part(tag: bytes, value: bytes) -> bytes:
     return tag + len(value).to_bytes(8, "little") + value
+
+
+# What ``_part`` puts before a parent's hash, and before the length of a block's tokens.
+_PARENT_TAG = _part(b"P", bytes(hashlib.sha256().digest_size))[: -hashlib.sha256().digest_size]
+_TOKENS_TAG = b"T"
 
 
 def root_hash(cache_salt: str | None, adapter: str | None) -> bytes:
@@ -44,12 +50,23 @@ def extend_chain(
     media: Sequence[MediaSpan] = (),
 ) -> None:
     """Append to ``hashes`` until it names the first ``num_blocks`` blocks of ``token_ids``."""
-    for index in range(len(hashes), num_blocks):
-        start, stop = index * block_size, (index + 1) * block_size
-        parent = hashes[-1] if hashes else root
-        parts = [_part(b"P", parent), _part(b"T", token_ids[start:stop].astype("<i4").tobytes())]
-        parts += [_media_part(span, start) for span in media if _overlaps(span, start, stop)]
-        hashes.append(hashlib.sha256(b"".join(parts)).digest())
+    first = len(hashes)
+    if first >= num_blocks:
+        return
+    parent = hashes[-1] if hashes else root
+    num_bytes = _TOKEN.itemsize * block_size
+    tokens = token_ids[first * block_size : num_blocks * block_size]
+    data = (tokens if tokens.dtype == _TOKEN else tokens.astype(_TOKEN)).tobytes()
+    before_tokens = _TOKENS_TAG + num_bytes.to_bytes(8, "little")
+    for index in range(first, num_blocks):
+        start = (index - first) * num_bytes
+        name = _PARENT_TAG + parent + before_tokens + data[start : start + num_bytes]
+        if media:
+            begin, end = index * block_size, (index + 1) * block_size
+            shown = [_media_part(span, begin) for span in media if _overlaps(span, begin, end)]
+            name += b"".join(shown)
+        parent = hashlib.sha256(name).digest()
+        hashes.append(parent)
 
 
 def _overlaps(span: MediaSpan, start: int, stop: int) -> bool:

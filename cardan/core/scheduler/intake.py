@@ -125,8 +125,10 @@ class Intake:
         # A seed drawn here is kept, so that a preempted sequence draws the same tokens again.
         seed = params.seed if params.seed is not None else secrets.randbits(62)
         eos = () if params.ignore_eos else request.eos_token_ids
-        # The first sample reports the prompt for all; none to generate is no error for the others.
-        others = params.replace(prompt_logprobs=None, max_tokens=params.max_tokens or None)
+        others = params
+        if params.n > 1:
+            # The first sample reports the prompt for all; to generate none is no error for others.
+            others = params.replace(prompt_logprobs=None, max_tokens=params.max_tokens or None)
         sequences: list[Sequence] = []
         for index in range(params.n):
             sequences.append(

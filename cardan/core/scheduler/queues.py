@@ -51,7 +51,7 @@ class RunningSet:
 
     def __init__(self) -> None:
         self._items: list[Sequence] = []
-        self._rows: npt.NDArray[np.int32] | None = None
+        self._rows: npt.NDArray[np.intp] | None = None
 
     def __len__(self) -> int:
         return len(self._items)
@@ -65,9 +65,9 @@ class RunningSet:
         return self._items[-1]
 
     @property
-    def rows(self) -> npt.NDArray[np.int32]:
+    def rows(self) -> npt.NDArray[np.intp]:
         if self._rows is None:
-            self._rows = np.array([sequence.row for sequence in self._items], np.int32)
+            self._rows = np.array([sequence.row for sequence in self._items], np.intp)
         return self._rows
 
     def add(self, sequence: Sequence) -> None:

@@ -9,6 +9,8 @@ Token line of a row::
 
 ``num_computed`` counts tokens whose KV exists or is being computed by a step in flight;
 ``num_pending`` counts tokens that steps in flight will sample.
+
+Columns are indexed by arrays of ``intp``: any other integer type is converted at each access.
 """
 
 import numpy as np
@@ -18,6 +20,9 @@ from cardan.core.scheduler.sequence import NO_ROW, Sequence
 
 _NO_TOKEN = -1
 _NO_KEY = -1
+
+Int32 = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.intp]
 
 
 class RowTable:
@@ -43,7 +48,8 @@ class RowTable:
         # Tokens that fit into the row's blocks, and that are in findable blocks.
         self.capacity = np.zeros(max_num_rows, np.int32)
         self.num_registered = np.zeros(max_num_rows, np.int32)
-        self.stop_ids = np.full((max_num_rows, 4), _NO_TOKEN, np.int32)
+        # Stop token i of each row, for as many as any row ever had.
+        self.stop_columns: list[Int32] = []
         self.wants_logprobs = np.zeros(max_num_rows, np.bool_)
 
     @property
@@ -83,6 +89,7 @@ class RowTable:
         sequence.row = NO_ROW
         self._sequences[row] = None
         self.keys[row] = _NO_KEY
+        self.limit[row] = 0
         self._free.append(row)
         return row
 
@@ -92,28 +99,37 @@ class RowTable:
         self.capacity[sequence.row] = blocks.num_blocks * self.block_size
         self.num_registered[sequence.row] = blocks.num_registered * self.block_size
 
-    def need(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def need(self, rows: Rows) -> Int32:
         """Tokens that each row still has to compute as far as is known."""
-        known = self.num_tokens[rows] + self.num_pending[rows]
-        need: npt.NDArray[np.int32] = np.minimum(known, self.limit[rows] - 1)
-        return need - self.num_computed[rows]
+        need = self.num_tokens[rows]
+        need += self.num_pending[rows]
+        # The last token of a sequence is never computed.
+        np.minimum(need, self.limit[rows] - 1, out=need)
+        need -= self.num_computed[rows]
+        return need
 
-    def num_growing(self, rows: npt.NDArray[np.int32]) -> int:
-        """How many of ``rows`` may yet need more blocks than they have."""
-        return int((self.limit[rows] - 1 > self.capacity[rows]).sum())
+    @property
+    def num_growing(self) -> int:
+        """How many rows may yet need more blocks than they have."""
+        # An empty row has a limit of zero.
+        return int(np.count_nonzero(self.limit - 1 > self.capacity))
 
-    def stops(
-        self, rows: npt.NDArray[np.int32], token_ids: npt.NDArray[np.int32]
-    ) -> npt.NDArray[np.bool_]:
-        """Whether each row's newest token, already counted, is a stop token that counts."""
-        hit: npt.NDArray[np.bool_] = (self.stop_ids[rows] == token_ids[:, None]).any(axis=1)
+    def stops(self, rows: Rows, token_ids: Int32) -> npt.NDArray[np.bool_] | None:
+        """Whether each row's newest token, already counted, is a stop token that counts.
+
+        None: no row's is.
+        """
+        found: npt.NDArray[np.bool_] | None = None
+        for column in self.stop_columns:
+            hit = column[rows] == token_ids
+            found = hit if found is None else found | hit
+        if found is None or not np.count_nonzero(found):
+            return None
         counts: npt.NDArray[np.bool_] = self.num_tokens[rows] > self.min_num_tokens[rows]
-        return hit & counts
+        return found & counts
 
     def _set_stop_ids(self, row: int, stop_token_ids: tuple[int, ...]) -> None:
-        count, width = len(stop_token_ids), self.stop_ids.shape[1]
-        if count > width:
-            more = np.full((len(self.stop_ids), count - width), _NO_TOKEN, np.int32)
-            self.stop_ids = np.concatenate([self.stop_ids, more], axis=1)
-        self.stop_ids[row] = _NO_TOKEN
-        self.stop_ids[row, :count] = stop_token_ids
+        for _ in range(len(self.stop_columns), len(stop_token_ids)):
+            self.stop_columns.append(np.full(len(self.keys), _NO_TOKEN, np.int32))
+        for index, column in enumerate(self.stop_columns):
+            column[row] = stop_token_ids[index] if index < len(stop_token_ids) else _NO_TOKEN

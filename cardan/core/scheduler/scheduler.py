@@ -9,15 +9,15 @@ prefill, prefix hits and preemption need no branch of their own. ``schedule`` ma
 import time
 
 import numpy as np
-import numpy.typing as npt
 
 from cardan.core.config.scheduler import SchedulerConfig
 from cardan.core.kvcache.manager import KVCacheManager
 from cardan.core.scheduler.completion import Completion
 from cardan.core.scheduler.intake import Intake
 from cardan.core.scheduler.queues import RunningSet, WaitingQueue
-from cardan.core.scheduler.row_table import RowTable
+from cardan.core.scheduler.row_table import Int32, Rows, RowTable
 from cardan.core.scheduler.sequence import Sequence
+from cardan.core.scheduler.shares import Shares, share_tokens
 from cardan.core.scheduler.step_builder import StepBuilder
 from cardan.core.types.errors import ConfigError
 from cardan.core.types.outputs import EngineStats, Finish, Started, StepOutputs
@@ -41,6 +41,8 @@ class Scheduler:
         self._cache = cache
         self._intake = intake
         self._max_step_tokens = max_step_tokens
+        chunked = config.enable_chunked_prefill
+        self._mixed_budget = config.mixed_prefill_token_budget if chunked else None
         self._waiting = WaitingQueue()
         self._running = RunningSet()
         self._table = RowTable(config.max_num_seqs, max_model_len, cache.block_size)
@@ -103,9 +105,12 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput | None:
         """The next step's plan, or None when no row can advance (yet)."""
         step = StepBuilder(self._cache.num_groups, self._max_step_tokens)
-        had_room = self._plan_running(step)
-        if had_room:
+        shares = self._share(step.budget)
+        if self._plan_running(step, shares):
+            long_rows = shares.rows[shares.long_places].tolist()
+            long_prompts = [self._table.sequence(row) for row in long_rows]
             self._admit(step)
+            self._top_up(step, shares, long_prompts)
         freed, self._freed_rows = self._freed_rows, []
         plan = step.build(self._step_id, freed, self._table)
         if not len(plan.rows) and not freed:
@@ -115,46 +120,64 @@ class Scheduler:
         self._stats.num_batched_tokens += plan.num_tokens
         return plan
 
-    def _plan_running(self, step: StepBuilder) -> bool:
-        """Give running rows their tokens; False when one had to be preempted."""
+    def _share(self, budget: int) -> Shares:
+        """How running rows share the step with each other and with new sequences."""
         rows = self._running.rows
-        if not len(rows):
-            return True
-        need = self._table.need(rows)
+        needs = self._table.need(rows)
         if threshold := self._config.long_prefill_token_threshold:
-            need = np.minimum(need, threshold)
-        if need.max() > 1:
-            # Short needs first, so that a long prompt never keeps running answers waiting.
-            order = np.argsort(need > 1, kind="stable")
-            rows, need = rows[order], need[order]
-        before = np.cumsum(need) - need
-        counts = np.clip(step.budget - before, 0, need).astype(np.int32)
-        step.add_rows(rows, counts)
-        return self._grow(step, rows, counts)
+            needs = np.minimum(needs, threshold)
+        return share_tokens(rows, needs, budget, self._mixed_budget)
 
-    def _grow(
-        self, step: StepBuilder, rows: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
-    ) -> bool:
-        """Give rows that outgrow their blocks more of them, preempting the last if they lack."""
-        after = self._table.num_computed[rows] + counts
-        growing = [
-            (self._table.sequence(int(rows[place])), int(after[place]))
-            for place in np.flatnonzero(after > self._table.capacity[rows])
-        ]
+    def _plan_running(self, step: StepBuilder, shares: Shares) -> bool:
+        """Give running rows their tokens; False when one had to be preempted."""
+        if not len(shares.rows):
+            return True
+        step.add_shares(shares)
+        after = self._table.num_computed[shares.rows] + shares.counts
+        outgrown = after > self._table.capacity[shares.rows]
+        if not np.count_nonzero(outgrown):
+            return True
+        return self._grow(step, shares.rows[outgrown], after[outgrown])
+
+    def _top_up(self, step: StepBuilder, shares: Shares, long_prompts: list[Sequence]) -> None:
+        """Give long prompts what new sequences left, as far as free blocks go."""
+        for place, sequence in zip(shares.long_places.tolist(), long_prompts, strict=True):
+            count = int(shares.counts[place])
+            more = min(int(shares.needs[place]) - count, step.budget)
+            # It may have been preempted for one that was admitted.
+            if more > 0 and sequence.is_running:
+                row = np.array([sequence.row], np.intp)
+                num_tokens = self._table.num_computed[row] + (count + more)
+                outgrown = bool(num_tokens > self._table.capacity[row])
+                if outgrown and not self._extend(step, row, num_tokens):
+                    return
+                step.add_tokens(sequence.row, more)
+
+    def _grow(self, step: StepBuilder, rows: Rows, num_tokens: Int32) -> bool:
+        """Give rows blocks for ``num_tokens``, preempting the last row if they lack."""
+        if self._extend(step, rows, num_tokens):
+            return True
+        growing = [(self._table.sequence(row), place) for place, row in enumerate(rows.tolist())]
         had_room = True
-        for sequence, num_tokens in sorted(growing, key=lambda pair: pair[0].order):
-            while sequence.is_running and not self._extend(step, sequence, num_tokens):
+        for sequence, place in sorted(growing, key=lambda pair: pair[0].order):
+            one = slice(place, place + 1)
+            while sequence.is_running and not self._extend(step, rows[one], num_tokens[one]):
                 had_room = False
                 self._preempt(step, self._running.last)
         return had_room
 
-    def _extend(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> bool:
-        first = sequence.blocks.num_blocks
-        added = self._cache.extend(sequence.blocks, num_tokens)
+    def _extend(self, step: StepBuilder, rows: Rows, num_tokens: Int32) -> bool:
+        """Give rows blocks for so many tokens, more than they have, or none of them any."""
+        table, size = self._table, self._cache.block_size
+        first = table.capacity[rows] // size
+        last = -(-num_tokens // size)
+        counts = last - first
+        sequences = [table.sequence(row).blocks for row in rows.tolist()]
+        added = self._cache.grow(sequences, counts.tolist())
         if added is None:
             return False
-        step.add_blocks(sequence.row, first, added)
-        self._table.sync_blocks(sequence)
+        step.add_blocks(rows, first, counts, added)
+        table.capacity[rows] = last * size
         return True
 
     def _preempt(self, step: StepBuilder, sequence: Sequence) -> None:
@@ -173,17 +196,23 @@ class Scheduler:
     # -- admission -----------------------------------------------------------------------------
 
     def _admit(self, step: StepBuilder) -> None:
-        place = 0
+        place = num_kept_blocks = 0
         while place < len(self._waiting) and step.budget > 0:
             sequence = self._waiting[place]
+            # Those passed over, ``place`` of them, will need a row each.
+            has_row = self._table.num_free > place
             if self._waits_for_parent(sequence):
                 place += 1
-            elif not (
-                # Those passed over, ``place`` of them, will need a row each.
-                (self._table.num_free > place and self._try_start(step, sequence))
-                or self._preempt_for(step, sequence)
-            ):
+            elif not has_row and not self._outranks_last(sequence):
                 return
+            elif self._waits_for_prefix(sequence):
+                # What comes after it leaves it the blocks that it would have taken now.
+                place += 1
+                num_kept_blocks += self._cache.blocks_for(sequence.num_to_compute)
+            elif not (has_row and self._try_start(step, sequence, num_kept_blocks)):
+                if not self._outranks_last(sequence):
+                    return
+                self._preempt(step, self._running.last)
 
     def _waits_for_parent(self, sequence: Sequence) -> bool:
         """Whether the first sample is still computing the prompt that this one will share."""
@@ -197,18 +226,27 @@ class Scheduler:
         table, row, num_prompt = self._table, sequence.row, sequence.num_prompt_tokens
         return bool(table.num_computed[row] >= num_prompt and table.num_tokens[row] > num_prompt)
 
-    def _preempt_for(self, step: StepBuilder, sequence: Sequence) -> bool:
-        """Make room for a sequence that the policy puts strictly before a running one."""
-        if not len(self._running) or self._running.last.order[0] <= sequence.order[0]:
-            return False
-        self._preempt(step, self._running.last)
-        return True
+    def _waits_for_prefix(self, sequence: Sequence) -> bool:
+        """Whether one that goes first is about to compute the block that this one lacks first.
 
-    def _try_start(self, step: StepBuilder, sequence: Sequence) -> bool:
+        Only a hint: blocks are shared when they are registered, and if the other one ends or is
+        preempted before, this one computes them itself.
+        """
+        if sequence.lacks_prompt_logprobs:
+            return False
+        wanted = sequence.token_ids[: sequence.num_to_compute]
+        key = self._cache.announcer_of_next(sequence.blocks, wanted)
+        return key is not None and self._sequences[key].order < sequence.order
+
+    def _outranks_last(self, sequence: Sequence) -> bool:
+        """Whether the policy puts a sequence strictly before a running one, which can go."""
+        return bool(len(self._running)) and self._running.last.order[0] > sequence.order[0]
+
+    def _try_start(self, step: StepBuilder, sequence: Sequence, num_kept_blocks: int) -> bool:
         """Move a waiting sequence into a free row if budget and blocks allow."""
         start = self._fork_parent(step, sequence)
         if start is None:
-            start = self._attach_prefix(sequence)
+            start = self._attach_prefix(sequence, num_kept_blocks)
         if start is None:
             return False
         num_computed, num_cached = start
@@ -228,8 +266,10 @@ class Scheduler:
         self._waiting.remove(sequence)
         row = self._table.add(sequence, num_computed, self._step_id)
         self._running.add(sequence)
+        to_compute = sequence.token_ids[: sequence.num_to_compute]
+        self._cache.announce(sequence.blocks, to_compute, sequence.key)
         step.add_sequence(sequence, num_computed)
-        step.add_rows(np.array([row], np.int32), np.array([count], np.int32))
+        step.add_row(row, count)
 
     def _fork_parent(self, step: StepBuilder, sequence: Sequence) -> tuple[int, int] | None:
         """Share the prompt blocks of the first sample. Returns computed and cached tokens."""
@@ -245,7 +285,7 @@ class Scheduler:
                 return num_tokens, num_tokens
         return None
 
-    def _attach_prefix(self, sequence: Sequence) -> tuple[int, int] | None:
+    def _attach_prefix(self, sequence: Sequence, num_kept_blocks: int) -> tuple[int, int] | None:
         """Share cached blocks, if the rest of the known tokens fits into free ones.
 
         Prompt log-probabilities need every position's logits, which no cache holds, so such a
@@ -263,7 +303,7 @@ class Scheduler:
         missing = cache.blocks_for(sequence.num_to_compute) - num_hit
         # One block for each row that can still grow keeps an admission from causing a
         # preemption at once. Alone, a sequence always starts.
-        reserve = self._table.num_growing(self._running.rows)
+        reserve = num_kept_blocks + self._table.num_growing
         if len(self._running) and missing + num_hit_free + reserve > cache.num_free:
             return None
         if prefix is not None:

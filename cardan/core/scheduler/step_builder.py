@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from cardan.core.scheduler.row_table import RowTable
 from cardan.core.scheduler.sequence import Sequence
+from cardan.core.scheduler.shares import Shares
 from cardan.core.types.step import (
     BlockCopies,
     BlockEdits,
@@ -13,24 +14,44 @@ from cardan.core.types.step import (
 )
 
 IntPairs = list[tuple[int, int]]
+Int32 = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.intp]
+
+_NO_INTS = np.zeros(0, np.int32)
+_NO_EDITS = BlockEdits(_NO_INTS, _NO_INTS, _NO_INTS)
+_NO_COPIES = BlockCopies(_NO_INTS, _NO_INTS)
 
 
 class _GroupChanges:
     """Changes to one KV group's block table and pool."""
 
     def __init__(self) -> None:
-        self.rows: list[int] = []
-        self.columns: list[int] = []
-        self.block_ids: list[int] = []
+        self.edits: list[BlockEdits] = []
         self.copies: IntPairs = []
 
-    def edits(self) -> BlockEdits:
-        columns = (self.rows, self.columns, self.block_ids)
-        return BlockEdits(*(np.array(column, np.int32) for column in columns))
+    def all_edits(self) -> BlockEdits:
+        if len(self.edits) == 1:
+            return self.edits[0]
+        if not self.edits:
+            return _NO_EDITS
+        return BlockEdits(
+            np.concatenate([edits.rows for edits in self.edits]),
+            np.concatenate([edits.columns for edits in self.edits]),
+            np.concatenate([edits.block_ids for edits in self.edits]),
+        )
 
-    def block_copies(self) -> BlockCopies:
-        pairs = np.array(self.copies, np.int32).reshape(-1, 2)
+    def all_copies(self) -> BlockCopies:
+        if not self.copies:
+            return _NO_COPIES
+        pairs = np.array(self.copies, np.int32)
         return BlockCopies(pairs[:, 0].copy(), pairs[:, 1].copy())
+
+    def drop_row(self, row: int) -> None:
+        for place, edits in enumerate(self.edits):
+            keep = edits.rows != row
+            self.edits[place] = BlockEdits(
+                edits.rows[keep], edits.columns[keep], edits.block_ids[keep]
+            )
 
 
 class StepBuilder:
@@ -40,20 +61,42 @@ class StepBuilder:
         self.budget = budget
         self._groups = [_GroupChanges() for _ in range(num_groups)]
         self._new_rows: dict[int, NewRow] = {}
-        self._rows: list[npt.NDArray[np.int32]] = []
-        self._counts: list[npt.NDArray[np.int32]] = []
+        self._rows: list[Rows] = []
+        self._counts: list[Int32] = []
 
-    def add_rows(self, rows: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]) -> None:
-        """Compute ``counts[i]`` more tokens of ``rows[i]``."""
-        self._rows.append(rows)
-        self._counts.append(counts)
-        self.budget -= int(counts.sum())
+    def add_shares(self, shares: Shares) -> None:
+        """Compute what running rows were given; the budget is what is left for others."""
+        self._rows.append(shares.rows)
+        self._counts.append(shares.counts)
+        self.budget = shares.rest
 
-    def add_blocks(self, row: int, first_column: int, added: tuple[list[int], ...]) -> None:
+    def add_row(self, row: int, count: int) -> None:
+        """Compute ``count`` tokens of a row that was not added before."""
+        self._rows.append(np.array([row], np.intp))
+        self._counts.append(np.array([count], np.int32))
+        self.budget -= count
+
+    def add_tokens(self, row: int, more: int) -> None:
+        """Compute ``more`` further tokens of a row that was added."""
+        for rows, counts in zip(self._rows, self._counts, strict=True):
+            counts[rows == row] += more
+        self.budget -= more
+
+    def add_blocks(
+        self, rows: Rows, first: Int32, counts: Int32, added: tuple[list[int], ...]
+    ) -> None:
+        """Append ``counts[i]`` blocks to the table of ``rows[i]``, from column ``first[i]`` on.
+
+        ``added`` has the ids of each group, those of the first row first.
+        """
+        columns = first
+        if len(added[0]) > len(rows):
+            before = np.cumsum(counts) - counts
+            rows = rows.repeat(counts)
+            columns = (first - before).repeat(counts) + np.arange(len(rows), dtype=np.int32)
+        rows32 = rows.astype(np.int32)
         for group, ids in zip(self._groups, added, strict=True):
-            group.rows.extend([row] * len(ids))
-            group.columns.extend(range(first_column, first_column + len(ids)))
-            group.block_ids.extend(ids)
+            group.edits.append(BlockEdits(rows32, columns, np.array(ids, np.int32)))
 
     def add_copies(self, copies: tuple[IntPairs, ...]) -> None:
         for group, pairs in zip(self._groups, copies, strict=True):
@@ -86,19 +129,11 @@ class StepBuilder:
             self.budget += int(counts[hit].sum())
             counts[hit] = 0
         for group in self._groups:
-            keep = [place for place, owner in enumerate(group.rows) if owner != row]
-            group.rows = [group.rows[place] for place in keep]
-            group.columns = [group.columns[place] for place in keep]
-            group.block_ids = [group.block_ids[place] for place in keep]
+            group.drop_row(row)
 
     def build(self, step_id: int, freed_rows: list[int], table: RowTable) -> SchedulerOutput:
         """Close the plan and move the table's counters past it."""
-        empty = np.zeros(0, np.int32)
-        rows = np.concatenate(self._rows) if self._rows else empty
-        counts = np.concatenate(self._counts) if self._counts else empty
-        if not counts.all():
-            keep = counts > 0
-            rows, counts = rows[keep], counts[keep]
+        rows, counts = self._batch()
         computed = table.num_computed[rows]
         after = computed + counts
         samples = after == table.num_tokens[rows] + table.num_pending[rows]
@@ -108,11 +143,23 @@ class StepBuilder:
             step_id=step_id,
             new_rows=list(self._new_rows.values()),
             freed_rows=freed_rows,
-            block_edits=tuple(group.edits() for group in self._groups),
-            block_copies=tuple(group.block_copies() for group in self._groups),
-            rows=rows,
+            block_edits=tuple([group.all_edits() for group in self._groups]),
+            block_copies=tuple([group.all_copies() for group in self._groups]),
+            rows=rows.astype(np.int32),
             keys=table.keys[rows],
             num_scheduled_tokens=counts,
             num_computed_tokens=computed,
             samples=samples,
         )
+
+    def _batch(self) -> tuple[Rows, Int32]:
+        """Rows that compute anything, and how much."""
+        if not self._rows:
+            return np.zeros(0, np.intp), _NO_INTS
+        rows, counts = self._rows[0], self._counts[0]
+        if len(self._rows) > 1:
+            rows, counts = np.concatenate(self._rows), np.concatenate(self._counts)
+        if np.count_nonzero(counts) < len(counts):
+            keep = counts > 0
+            rows, counts = rows[keep], counts[keep]
+        return rows, counts
