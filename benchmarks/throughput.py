@@ -1,6 +1,7 @@
 """Offline scenarios of the engine: one result of `cardan bench` a line.
 
     python benchmarks/throughput.py [--scenario A B D] [--model demo] [--dtype auto] [--repeats 3]
+        [--quantization SCHEME] [--kv-cache-dtype auto]
 
 A: one stream, 128 prompt and 256 generated tokens. B: 32 requests at once, 256 prompt and 128
 generated tokens each. D: 32 requests that share 512 prompt tokens and have 32 of their own, 32
@@ -38,12 +39,16 @@ def main():
     parser.add_argument("--scenario", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--model", default="demo")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0)
     options = parser.parse_args()
     config = EngineConfig(
-        model=ModelConfig(model=options.model, dtype=options.dtype),
-        cache=CacheConfig(kv_cache_memory_bytes=2 << 30),
+        model=ModelConfig(
+            model=options.model, dtype=options.dtype, quantization=options.quantization
+        ),
+        cache=CacheConfig(kv_cache_memory_bytes=2 << 30, kv_cache_dtype=options.kv_cache_dtype),
     )
     for name in options.scenario:
         run, load = SCENARIOS[name]

@@ -23,7 +23,7 @@ from cardan.core.types.engine_info import EngineInfo
 from cardan.core.types.errors import ConfigError
 
 SCHEMA_VERSION = 1
-KINDS: tuple[str, ...] = ("latency", "throughput", "serve", "startup")
+KINDS: tuple[str, ...] = ("latency", "throughput", "serve", "startup", "perplexity", "kl")
 
 
 def installed_version(package: str) -> str:

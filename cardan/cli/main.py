@@ -20,6 +20,7 @@ from cardan.cli.console import (
     usage_message,
 )
 from cardan.cli.doctor import doctor
+from cardan.cli.eval import evaluation
 from cardan.cli.expansion import with_options
 from cardan.cli.options import EngineOptions
 from cardan.cli.platforms import platforms
@@ -48,6 +49,7 @@ app.command(name="serve")(with_options(ServerOptions)(serve))
 app.command(name="platforms")(platforms)
 app.command(name="doctor")(doctor)
 app.add_typer(bench)
+app.add_typer(evaluation)
 app.command(name="conformance")(conformance)
 
 

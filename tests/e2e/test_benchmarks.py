@@ -37,3 +37,14 @@ def test_kernels() -> None:
     assert {line["op"] for line in lines} == {"rms_norm"}
     assert {line["provider"] for line in lines} >= {"reference", "cpu.rms_norm"}
     assert all(line["commit"] for line in lines)
+
+
+@pytest.mark.model
+def test_quality() -> None:
+    small = ("--context", "32", "--max-tokens", "64", "--quantization", "none")
+    same, short = lines_of("quality.py", *small, "--dtype", "float32", "bfloat16")
+    assert (same["label"], short["label"]) == ("float32 none auto", "bfloat16 none auto")
+    assert same["commit"]
+    assert same["metrics"]["kl"]["max"] == 0
+    assert 0 < short["metrics"]["kl"]["mean"] < 0.1
+    assert short["config"]["against"]["dtype"] == "float32"
