@@ -94,15 +94,15 @@ def tensors_of(value):
 
 def bytes_of(op, args, outputs):
     read, written = (sum(item.nbytes for item in tensors_of(value)) for value in (args, outputs))
-    return args[0].nbytes + 2 * written if op == "embedding" else read + written
+    return args[0].nbytes + 2 * written if "embedding" in op else read + written
 
 
-def time_case(device, op, kernel, case):
+def time_case(device, bench, case):
     """Seconds of a call for each repeat, and the bytes that one call takes in and gives out."""
-    on_device = str(device.torch_device)
+    on_device, kernel = str(device.torch_device), bench.kernel
     with device.inference():
-        args = copy_args(case.args, on_device)
-        moved = bytes_of(op, args, kernel(*args))
+        args = bench.prepared(case, copy_args(case.args, on_device))
+        moved = bytes_of(bench.op.name, case.args, kernel(*args))
         device.synchronize()
         began = time.perf_counter()
         kernel(*args)
@@ -112,7 +112,7 @@ def time_case(device, op, kernel, case):
         seconds = []
         for _ in range(REPEATS):
             # Fresh copies: arguments that are written in place would drift away.
-            args = copy_args(case.args, on_device)
+            args = bench.prepared(case, copy_args(case.args, on_device))
             device.synchronize()
             began = time.perf_counter()
             for _ in range(calls):
@@ -152,7 +152,7 @@ def run(device, providers, options):
             continue
         for case in cases_of(bench, options.sizes, device.capabilities.instruction_sets):
             facts["load_1m"] = host_facts().get("load_1m")
-            found = line(use, case, *time_case(device, use.op, bench.kernel, case))
+            found = line(use, case, *time_case(device, bench, case))
             print(json.dumps({**facts, **found}), flush=True)
 
 

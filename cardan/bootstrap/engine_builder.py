@@ -3,34 +3,40 @@
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from cardan.bootstrap.model_source import ModelSource, max_model_len, normal_dtype, read_model
+from cardan.bootstrap.executor_builder import ExecutorBuilder
+from cardan.bootstrap.model_source import (
+    ModelSource,
+    normal_dtype,
+    normal_kv_dtype,
+    read_model,
+)
+from cardan.bootstrap.quantization import NO_SCHEME
+from cardan.bootstrap.ranks import rank_devices, start_ranks
 from cardan.core.config.engine import EngineConfig
 from cardan.core.constraint_solver import Resolved, owned_constraints, solve
-from cardan.core.discovery import LOGITS_PROCESSORS, MODELS, POLICIES, Discovery
+from cardan.core.discovery import LOGITS_PROCESSORS, POLICIES, Discovery
 from cardan.core.engine.client import EngineParts
 from cardan.core.engine.engine import Engine
 from cardan.core.interfaces.capabilities import Capabilities, DeviceInfo
 from cardan.core.interfaces.device import Device
 from cardan.core.interfaces.errors import ConfigError, PluginError
 from cardan.core.interfaces.executor import LoadReport, ModelExecutor
-from cardan.core.interfaces.graphs import ShapePolicy
 from cardan.core.interfaces.logits import LogitsProcessor
 from cardan.core.interfaces.platform import Platform
 from cardan.core.kvcache.manager import KVCacheManager
 from cardan.core.kvcache.sizing import fit_model_len, format_bytes, size_cache
 from cardan.core.observability.timing import Phases
-from cardan.core.ops.catalogue import CATALOGUE
-from cardan.core.ops.reference.attention import ReferenceAttention
-from cardan.core.ops.registry import KernelRegistry
 from cardan.core.platform_selection import installed_platforms, select_platform
 from cardan.core.plugin_manager import PluginManager
-from cardan.core.runner.kernel_executor import ExecutorParts, KernelExecutor
+from cardan.core.runner.model_runner import PromptLogitsObserver
+from cardan.core.runner.ranked_executor import RankedExecutor
 from cardan.core.runtime import Runtime
 from cardan.core.scheduler.intake import Intake
 from cardan.core.scheduler.scheduler import Scheduler
@@ -40,10 +46,6 @@ from cardan.core.types.kv import KVCacheConfig
 from cardan.core.types.model import ModelSummary
 from cardan.core.types.outputs import EngineStats
 from cardan.core.types.sampling_params import SamplingParams
-from cardan.core.weights.checkpoint import Checkpoint
-from cardan.core.weights.dummy_checkpoint import DummyCheckpoint
-from cardan.core.weights.gguf_checkpoint import GGUFCheckpoint
-from cardan.core.weights.hf_checkpoint import HFCheckpoint
 
 logger = logging.getLogger("cardan.engine")
 
@@ -52,12 +54,16 @@ _FALLBACK_BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The platform, and the configuration solved for it."""
+    """The platform, the device of each rank, and the configuration solved for them."""
 
     platform: Platform
-    info: DeviceInfo
+    devices: tuple[DeviceInfo, ...]
     capabilities: Capabilities
     config: EngineConfig
+
+    @property
+    def info(self) -> DeviceInfo:
+        return self.devices[0]
 
 
 class _StepObserver:
@@ -72,8 +78,12 @@ class _StepObserver:
             self._plugins.notify("cardan_step_completed", stats=stats)
 
 
-def build_engine(config: EngineConfig) -> EngineParts:
+def build_engine(
+    config: EngineConfig, prompt_logits: PromptLogitsObserver | None = None
+) -> EngineParts:
     """Everything from a configuration to an engine that takes requests.
+
+    ``prompt_logits`` is shown the logits of prompts whose log-probabilities are wanted.
 
     Raises:
         CardanError: with the cause and the remedy; opened devices are closed.
@@ -90,7 +100,8 @@ def build_engine(config: EngineConfig) -> EngineParts:
     try:
         with phases.phase("open_device"):
             device = runtime.open(chosen.platform, chosen.info)
-        return _Builder(chosen, discovery, plugins, source, runtime, device, phases).build()
+        builder = _Builder(chosen, discovery, plugins, source, runtime, device, phases)
+        return builder.build(prompt_logits)
     except BaseException:
         runtime.close()
         raise
@@ -117,13 +128,18 @@ def _choose(
             f"choose one of {', '.join(capabilities.dtypes)}"
         )
     config = config.with_value("model.dtype", dtype)
+    kv_dtype = normal_kv_dtype(config.cache.kv_cache_dtype)
+    config = config.with_value("cache.kv_cache_dtype", kv_dtype)
     if config.cache.block_size is None:
         config = config.with_value("cache.block_size", _FALLBACK_BLOCK_SIZE)
+    devices = selection.devices
     threads = config.device.num_threads
     if threads is not None:
-        info = replace(info, details={**info.details, "num_threads": str(threads)})
+        wanted = {"num_threads": str(threads)}
+        devices = tuple(replace(item, details={**item.details, **wanted}) for item in devices)
+    devices = rank_devices(platform.name, devices, config.parallel.tensor_parallel_size)
     plugins.notify("cardan_engine_starting", config=config, options=dict(config.plugins.options))
-    return _Chosen(platform, info, capabilities, config)
+    return _Chosen(platform, devices, capabilities, config)
 
 
 class _Builder:
@@ -143,23 +159,33 @@ class _Builder:
         self._info = chosen.info
         self._capabilities = chosen.capabilities
         self._config = chosen.config
+        self._devices = chosen.devices
         self._discovery = discovery
         self._plugins = plugins
         self._source = source
         self._runtime = runtime
+        self._executor_builder = ExecutorBuilder(
+            chosen.platform, chosen.info, chosen.config, discovery, plugins, source, device
+        )
         self._device = device
         self._phases = phases
         self._warnings: list[str] = []
         self._processors: tuple[LogitsProcessor, ...] = ()
 
-    def build(self) -> EngineParts:
-        summary = self._summary()
-        shapes = self._platform.shapes(summary, self._info)
+    def build(self, prompt_logits: PromptLogitsObserver | None) -> EngineParts:
+        summary = self._executor_builder.summary()
         self._processors = self._load_processors(summary)
-        executor = self._executor(summary, shapes)
+        executor = self._executor(summary, prompt_logits)
+        with ExitStack() as on_error:
+            on_error.callback(executor.close)
+            parts = self._build_on(executor, summary)
+            on_error.pop_all()
+        return parts
+
+    def _build_on(self, executor: ModelExecutor, summary: ModelSummary) -> EngineParts:
         if "logits_processors" not in executor.features:
             self._leave_out_processors()
-        report = executor.load(summary, self._open_weights)
+        report = executor.load(summary, self._executor_builder.open_weights)
         for name, seconds in report.seconds.items():
             self._phases.add(name, seconds)
         self._plugins.notify("cardan_model_loaded", report=report)
@@ -174,18 +200,6 @@ class _Builder:
         with self._phases.phase("warmup"):
             executor.warmup()
         return self._finish(summary, executor, report, kv, length)
-
-    def _summary(self) -> ModelSummary:
-        config = self._source.config
-        return ModelSummary(
-            architecture=self._source.architecture,
-            vocab_size=int(config["vocab_size"]),
-            hidden_size=int(config["hidden_size"]),
-            num_layers=int(config["num_hidden_layers"]),
-            max_model_len=max_model_len(self._config.model, self._source),
-            dtype=self._config.model.dtype,
-            config=config,
-        )
 
     def _load_processors(self, summary: ModelSummary) -> tuple[LogitsProcessor, ...]:
         device = self._device.torch_device or torch.device("cpu")
@@ -211,49 +225,42 @@ class _Builder:
             )
         self._processors = ()
 
-    def _executor(self, summary: ModelSummary, shapes: ShapePolicy) -> ModelExecutor:
+    def _executor(
+        self, summary: ModelSummary, prompt_logits: PromptLogitsObserver | None
+    ) -> ModelExecutor:
         own = self._platform.executor(self._device, self._config)
+        if own is not None and prompt_logits is not None:
+            raise ConfigError(
+                f"platform {self._platform.name} runs whole steps and shows no logits; "
+                "choose another with --platform"
+            )
+        quantization = self._config.model.quantization
+        if own is not None and quantization not in (None, NO_SCHEME):
+            raise ConfigError(
+                f"model.quantization is {quantization}, but platform {self._platform.name} runs "
+                "whole steps and stores weights its own way; leave it out"
+            )
         if own is not None:
             return own
-        torch_device = self._device.torch_device
-        if torch_device is None:
-            raise PluginError(
-                f"platform {self._platform.name} offers neither a torch device nor an executor"
+        builder = self._executor_builder
+        ranks = self._config.parallel.tensor_parallel_size
+        if ranks == 1:
+            return builder.kernel_executor(
+                summary, processors=self._processors, prompt_logits=prompt_logits
             )
-        ops = KernelRegistry(
-            (*CATALOGUE, *self._plugins.ops()),
-            (*self._platform.kernels(self._info), *self._plugins.kernels()),
-            device=torch_device,
-            features=self._capabilities.instruction_sets,
-            pins=self._config.device.kernels,
-            strict=self._config.device.strict_kernels,
-        )
-        return KernelExecutor(
-            ExecutorParts(
-                device=self._device,
-                config=self._config,
-                model_class=self._discovery.load(MODELS, summary.architecture),
-                ops=ops,
-                attention=(*self._platform.attention(self._info), ReferenceAttention),
-                shapes=shapes,
-                max_step_tokens=self._max_step_tokens(shapes),
+        with self._phases.phase("start_ranks"):
+            others, communicator = start_ranks(builder, self._devices)
+        try:
+            local = builder.kernel_executor(
+                summary,
                 processors=self._processors,
+                prompt_logits=prompt_logits,
+                communicator=communicator,
             )
-        )
-
-    def _max_step_tokens(self, shapes: ShapePolicy) -> int:
-        budget = self._config.scheduler.max_num_batched_tokens
-        if shapes.strict and shapes.token_buckets:
-            return min(budget, shapes.token_buckets[-1])
-        return budget
-
-    def _open_weights(self, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
-        files = self._source.files
-        if self._config.model.load_format == "dummy":
-            return DummyCheckpoint(self._source.config, shapes, self._config.model.seed or 0)
-        if files.gguf is not None:
-            return GGUFCheckpoint(files.gguf)
-        return HFCheckpoint(files.path)
+        except BaseException:
+            others.close()
+            raise
+        return RankedExecutor(local, others)
 
     def _size_kv(self, executor: ModelExecutor, summary: ModelSummary) -> KVCacheConfig:
         cache = self._config.cache
@@ -278,7 +285,8 @@ class _Builder:
         check = partial(self._check_params, executor.features)
         intake = Intake(scheduling, policy, cache, length, self._plugins.admit, check)
         shapes = self._platform.shapes(summary, self._info)
-        scheduler = Scheduler(scheduling, cache, intake, length, self._max_step_tokens(shapes))
+        most = self._executor_builder.max_step_tokens(shapes)
+        scheduler = Scheduler(scheduling, cache, intake, length, most)
         depth = scheduling.async_depth
         depth = self._capabilities.async_depth if depth is None else depth
         engine = Engine(scheduler, executor, depth)

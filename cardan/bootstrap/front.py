@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,6 +19,9 @@ from cardan.core.engine.supervised_client import RestartPolicy, SupervisedClient
 from cardan.core.platform_selection import installed_platforms, select_platform
 from cardan.core.text import ChatTemplate, Tokenizer
 from cardan.core.text.preprocess import Preprocessor
+
+if TYPE_CHECKING:
+    from cardan.core.runner.model_runner import PromptLogitsObserver
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +40,20 @@ def open_client(
     step_timeout: float = 60.0,
     hang_timeout: float = 300.0,
     max_restarts: int = 0,
+    prompt_logits: "PromptLogitsObserver | None" = None,
 ) -> OpenedClient:
     """Start an engine and, while it loads, read its tokenizer. Blocks until it is ready.
 
     In a process of its own it may be replaced ``max_restarts`` times within ten minutes when it
     dies or finishes no step for ``hang_timeout`` seconds; its health turns after ``step_timeout``.
+    In this process ``prompt_logits`` is shown, on the engine's thread, the logits of prompts whose
+    log-probabilities are wanted.
 
     Raises:
         CardanError: with the cause and the remedy; nothing is left running.
     """
+    if prompt_logits is not None and not in_process:
+        raise ValueError("logits are shown in this process only; set in_process")
     config.check()
     source = read_model(config.model)
     with ThreadPoolExecutor(1) as pool:
@@ -52,7 +61,7 @@ def open_client(
         template = read_chat_template(config.model)
         client: EngineClient
         if in_process:
-            client = InProcessClient(lambda: _build(config), step_timeout)
+            client = InProcessClient(lambda: _build(config, prompt_logits), step_timeout)
         else:
             client = SupervisedClient(
                 lambda: _spawn(config), step_timeout, RestartPolicy(max_restarts, hang_timeout)
@@ -88,11 +97,11 @@ async def open_async_engine(
     return AsyncEngine(opened.client, opened.tokenizer, opened.preprocessor)
 
 
-def _build(config: EngineConfig) -> EngineParts:
+def _build(config: EngineConfig, prompt_logits: "PromptLogitsObserver | None") -> EngineParts:
     # Imported here because it brings torch, which a process that only serves does without.
     from cardan.bootstrap.engine_builder import build_engine
 
-    return build_engine(config)
+    return build_engine(config, prompt_logits)
 
 
 def _spawn(config: EngineConfig) -> EngineChild:

@@ -10,6 +10,7 @@ from cardan.core.config.model import ModelConfig
 from cardan.core.text import Tokenizer, load_tokenizer, tokenizer_from_gguf
 from cardan.core.text.errors import TextError
 from cardan.core.types.errors import ConfigError, shown
+from cardan.core.types.kv import DTYPE_BYTES, KV_DTYPES
 from cardan.core.weights.gguf_config import hf_config_from_gguf
 from cardan.core.weights.gguf_file import GGUFFile
 from cardan.core.weights.hf_config import load_hf_config
@@ -56,6 +57,21 @@ class ModelSource:
 def normal_dtype(name: str) -> str:
     """The full name of a dtype that has several."""
     return _DTYPE_NAMES.get(name, name.removeprefix("torch."))
+
+
+def normal_kv_dtype(name: str) -> str:
+    """The full name of a dtype of caches, or ``auto``.
+
+    Raises:
+        ConfigError: there is no such dtype.
+    """
+    dtype = normal_dtype(name)
+    if dtype not in ("auto", *DTYPE_BYTES):
+        raise ConfigError(
+            f"cache.kv_cache_dtype {shown(name)} is unknown; choose auto (the model's), "
+            f"{', '.join(KV_DTYPES)}, or what else the platform's attention takes"
+        )
+    return dtype
 
 
 def read_model(config: ModelConfig) -> ModelSource:

@@ -106,6 +106,24 @@ def test_caches_hold_other_dtypes(kv_dtype):
     assert logical.isnan().any((1, 2, 4)).sum() == logical[:, 0, 0, :, 0].numel() - 6
 
 
+def test_int8_caches_hold_numbers_and_scales():
+    layout = KVLayout(order=(1, 0, 2, 3, 4))
+    geometry = Geometry(kv_dtype="int8", k_dim=10, v_dim=6)
+    batch = PagedBatch(geometry, [(1, 7)], 0, Placement(layout=layout))
+    assert batch.cache.shape[-1] == 12 + 4
+    logical = logical_cache(batch.cache, layout)
+    scales = logical[..., 12:].contiguous().view(torch.float32)
+    blocks = batch.batch.block_table[0].tolist()
+    for position in range(6):
+        place = blocks[position // 4], slice(None), slice(None), position % 4
+        held = logical[place].float() * scales[place]
+        for kind, part in enumerate((batch.keys, batch.values)):
+            want = part[0][position]
+            torch.testing.assert_close(held[kind, :, : want.shape[-1]], want)
+    # What is nobody's reads as NaN.
+    assert scales.isnan().all(2).sum() == 2 * (batch.num_blocks * 4 - 6)
+
+
 @pytest.fixture(scope="module")
 def truth(tmp_path_factory):
     return ModelTruth("llama", tmp_path_factory.mktemp("llama"))

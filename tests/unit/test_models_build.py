@@ -7,7 +7,7 @@ from model_helpers import ARCHITECTURES, Sequence, build_model, load_model, refe
 from cardan.core.interfaces.attention import AttentionNeed
 from cardan.core.interfaces.capabilities import Verdict
 from cardan.core.interfaces.errors import ConfigError
-from cardan.core.interfaces.quantization import LinearMethod
+from cardan.core.interfaces.quantization import LinearMethod, QuantScheme
 from cardan.core.interfaces.version import contract_refusal
 from cardan.core.types.kv import KVCacheSpec
 from cardan.core.weights.dummy_checkpoint import DummyCheckpoint
@@ -182,8 +182,15 @@ class RecordedLinear(LinearMethod):
         return torch.nn.functional.linear(x, self._weight, bias)
 
 
-class PartialScheme:
+class PartialScheme(QuantScheme):
     """Takes the head and the MLPs only."""
+
+    name = "partial"
+    contract = (0, 1)
+
+    @classmethod
+    def detect(cls, config):
+        return False
 
     def __init__(self):
         self.asked = []
@@ -192,8 +199,9 @@ class PartialScheme:
         self.asked.append((layer, in_features, out_features))
         return Verdict.yes() if "mlp" in layer or layer == "lm_head" else Verdict.no("attention")
 
-    def linear(self, ops, in_features, out_features, dtype, device):
+    def linear(self, ops, layer, in_features, out_features, dtype, device):
         assert dtype == "float32"
+        assert self.asked[-1] == (layer, in_features, out_features)
         return RecordedLinear(in_features, out_features)
 
 

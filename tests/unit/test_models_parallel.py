@@ -40,7 +40,12 @@ def test_ranks_agree_with_one(name, world_size, tmp_path):
 
 
 def num_elements(model):
-    return sum(parameter.numel() for parameter in model.parameters())
+    """Of all weights; a table that embedding and head share counts once."""
+    methods = [module.method for module in model.modules() if hasattr(module, "method")]
+    weights = [getattr(method, "weight", None) for method in methods]
+    tables = [getattr(method, "table", None) for method in methods]
+    found = [tensor for tensor in (*weights, *tables, *model.parameters()) if tensor is not None]
+    return sum({tensor.data_ptr(): tensor.numel() for tensor in found}.values())
 
 
 @pytest.mark.parametrize(("num_kv_heads", "world_size"), [(8, 2), (2, 8), (1, 4), (4, 4), (2, 1)])

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cardan.core.interfaces.errors import WeightsError
-from cardan.core.weights.gguf_blocks import DECODERS
+from cardan.core.ops.reference.block_decoders import DECODERS
+from cardan.core.types.ggml import BLOCK_FORMATS, GGMLType
 from cardan.core.weights.gguf_dequant import PLAIN_DTYPES, dequantize
-from cardan.core.weights.gguf_types import BLOCK_FORMATS, GGMLType
 
 BY_PACKAGE = sorted(set(GGMLType) - set(DECODERS) - set(PLAIN_DTYPES))
 NOWHERE = (GGMLType.Q8_1, GGMLType.Q8_K, GGMLType.Q1_0)

@@ -23,8 +23,8 @@ from weights_helpers import (
 )
 
 from cardan.core.interfaces.errors import WeightsError
+from cardan.core.types.ggml import BLOCK_FORMATS, GGMLType
 from cardan.core.weights.gguf_file import GGUFFile
-from cardan.core.weights.gguf_types import BLOCK_FORMATS, GGMLType
 
 
 def write(tmp_path, data):

@@ -1,11 +1,15 @@
 """Filling slots from a checkpoint: what is read, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from cardan.core.interfaces.errors import WeightsError
 from cardan.core.interfaces.model import WeightSlot
+from cardan.core.interfaces.quantization import StoredBlocks
 from cardan.core.weights.loader import load_weights
+from cardan.core.weights.progress import LoadProgress
 
 
 class FakeModel:
@@ -34,9 +38,11 @@ class FakeCheckpoint:
 
     config = {}  # noqa: RUF012
 
-    def __init__(self, tensors):
+    def __init__(self, tensors, blocks=None):
         self._tensors = tensors
+        self._blocks = blocks or {}
         self.reads = []
+        self.releases = 0
 
     def names(self):
         return frozenset(self._tensors)
@@ -48,6 +54,12 @@ class FakeCheckpoint:
         assert dtype is None
         self.reads.append(name)
         return self._tensors[name]
+
+    def stored(self, name):
+        return self._blocks.get(name)
+
+    def release_pages(self):
+        self.releases += 1
 
     def describe(self, name):
         return f"{name[0]}.safetensors"
@@ -72,6 +84,68 @@ def test_loads_every_slot_once():
     assert model.loaded["a"] is tensors["a"]
     assert seen == [(1, 2), (2, 2)]
     assert model.finished == 1
+    assert checkpoint.releases == 1
+
+
+class StoredModel(FakeModel):
+    """Slots that may take stored blocks."""
+
+    def __init__(self, shapes, takes):
+        super().__init__(shapes)
+        self._takes = takes
+
+    def weight_slots(self):
+        for slot in super().weight_slots():
+            yield replace(slot, load_stored=self._blocks_loader(slot.name))
+
+    def _blocks_loader(self, name):
+        def load(blocks):
+            self.loaded[name] = blocks
+            return name in self._takes
+
+        return load
+
+
+def test_stored_blocks_are_offered_first():
+    tensors = {name: torch.ones(2, 32) for name in "abc"}
+    blocks = {
+        name: StoredBlocks("q8_0", 32, torch.zeros(2, 34, dtype=torch.uint8)) for name in "ab"
+    }
+    model = StoredModel(dict.fromkeys("abc", (2, 32)), takes="a")
+    checkpoint = FakeCheckpoint(tensors, blocks)
+    num_bytes = load_weights(model, checkpoint)
+    # What was refused comes again in full precision.
+    assert model.loaded == {"a": blocks["a"], "b": tensors["b"], "c": tensors["c"]}
+    assert checkpoint.reads == ["b", "c"]
+    assert num_bytes == 2 * 34 + 2 * (2 * 32 * 4)
+
+
+def test_pages_are_let_go_on_the_way():
+    # Views of a single element: no memory is used.
+    tensors = {name: torch.zeros(1).expand(1 << 20, 10) for name in "abcdefg"}
+    checkpoint = FakeCheckpoint(tensors)
+    load_weights(FakeModel(dict.fromkeys("abcdefg", (1 << 20, 10))), checkpoint)
+    # After every second tensor of 40 MiB, and at the end.
+    assert checkpoint.releases == 3 + 1
+
+
+def test_only_long_loads_are_told_of(caplog):
+    caplog.set_level("INFO", logger="cardan.engine")
+    now = [0.0]
+    progress = LoadProgress("M", lambda: now[0])
+    for done in range(1, 51):
+        progress(done, 50)
+    assert caplog.messages == []
+    progress = LoadProgress("M", lambda: now[0])
+    for done in range(1, 51):
+        now[0] += 0.125
+        progress(done, 50)
+    assert caplog.messages == [
+        "loading M: 32 % of 50 tensors",
+        "loading M: 52 % of 50 tensors",
+        "loading M: 72 % of 50 tensors",
+        "loading M: 92 % of 50 tensors",
+    ]
 
 
 @pytest.mark.parametrize(

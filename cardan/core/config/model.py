@@ -16,7 +16,8 @@ class ModelConfig:
         max_model_len: most tokens of prompt and answer together; None: the model's own limit,
             reduced (with a warning) to what the KV cache can hold.
         load_format: ``auto``, or ``dummy`` for random weights of the right shapes.
-        quantization: name of a quantisation scheme, or None for the checkpoint's own.
+        quantization: name of a quantisation scheme, ``none`` for full precision (what is stored
+            in blocks is decoded), or None for the checkpoint's own.
         seed: default seed of requests that name none; None draws one for each request.
         chat_template: path of a Jinja template that replaces the model's own.
         generation_config: ``auto`` takes sampling defaults from the model, ``none`` does not.

@@ -14,6 +14,8 @@ from cardan.core.interfaces.capabilities import Verdict
 Kernel = Callable[..., Any]
 # Facts about one use of an operation: dtype name under "dtype", sizes and switches by name.
 Attributes = Mapping[str, int | float | str | bool]
+# What stands in a provider's place where the operation's body serves.
+REFERENCE = "reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,9 @@ class OpSpec:
     A composite operation names its ``parts``; its body then takes, before the other arguments, a
     mapping from part name to kernel, so that providers may serve the whole or the parts.
     ``mutates`` lists positions of arguments that are written in place.
+
+    ``prepares`` is the position of the argument, a weight, that a provider may bring into a form
+    of its own once, after loading; the body takes it as it was loaded.
     """
 
     name: str
@@ -57,6 +62,7 @@ class OpSpec:
     make_inputs: InputMaker
     parts: tuple[str, ...] = ()
     mutates: tuple[int, ...] = ()
+    prepares: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +70,8 @@ class Needs:
     """What a provider requires; empty fields require nothing.
 
     ``dtypes`` of use; ``features`` that must be in the device's instruction sets; ``multiple_of``
-    and ``at_most`` bound attributes; ``equals`` fixes them; ``modules`` must be importable.
+    and ``at_most`` bound attributes; ``equals`` fixes them, ``one_of`` to any of several values;
+    ``modules`` must be importable.
     """
 
     dtypes: frozenset[str] = frozenset()
@@ -73,6 +80,7 @@ class Needs:
     at_most: Mapping[str, float] = field(default_factory=dict)
     equals: Mapping[str, int | float | str | bool] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
+    one_of: Mapping[str, frozenset[int | float | str | bool]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +92,10 @@ class Provider:
 
     ``name`` is ``package.kernel``; ``load`` is ``module:function``. Higher ``priority`` is tried
     first. ``traits`` are promises such as ``graph_safe`` and ``batch_invariant``.
+
+    ``prepare``, ``module:function`` of an operation that ``prepares`` a weight, is called
+    ``prepare(weight, **attributes)`` with the attributes of the use, and must not write to the
+    weight. The kernel then gets what it returned, any object, in the weight's place.
     """
 
     op: str
@@ -94,6 +106,7 @@ class Provider:
     traits: frozenset[str] = frozenset()
     priority: int = 0
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    prepare: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +119,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Who serves one use of an operation."""
+    """Who serves one use of an operation: a provider by its name, or ``REFERENCE``."""
 
     op: str
     attributes: Attributes
@@ -123,6 +136,15 @@ class OpTable(Protocol):
 
         Raises:
             KeyError: no such operation.
+        """
+
+    def resolve(self, op: str, **attributes: int | float | str | bool) -> Resolution:
+        """Who serves this use; as ``bind``, and with its errors."""
+
+    def prepare(self, op: str, weight: Any, **attributes: int | float | str | bool) -> Any:
+        """What the kernel of this use takes in place of ``weight``, which it may keep.
+
+        It is ``weight`` itself where the provider prepares nothing.
         """
 
     def explain(self) -> Sequence[Resolution]:
@@ -147,6 +169,10 @@ def check_needs(needs: Needs, features: Sequence[str], attributes: Attributes) -
     for name, wanted in needs.equals.items():
         if attributes.get(name) != wanted:
             reasons.append(f"{name}={attributes.get(name)} is not {wanted}")
+    for name, accepted in needs.one_of.items():
+        if attributes.get(name) not in accepted:
+            listed = ", ".join(sorted(map(str, accepted)))
+            reasons.append(f"{name}={attributes.get(name)} is not among {listed}")
     reasons += [f"module {name} is missing" for name in needs.modules if not _importable(name)]
     return Verdict(tuple(reasons))
 

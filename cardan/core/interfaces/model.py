@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cardan.core.interfaces.attention import AttentionBackend, AttentionNeed, LayerParams
 from cardan.core.interfaces.communication import Communicator
 from cardan.core.interfaces.kernels import OpTable
-from cardan.core.interfaces.quantization import QuantScheme
+from cardan.core.interfaces.quantization import QuantScheme, StoredBlocks
 from cardan.core.types.kv import KVCacheSpec
 
 if TYPE_CHECKING:
@@ -21,12 +21,16 @@ class WeightSlot:
 
     ``shape`` is the tensor's whole shape; ``load`` takes the whole tensor and keeps this rank's
     part of it. ``optional`` slots may be missing from the checkpoint.
+
+    A tensor that is stored in quantised blocks is offered to ``load_stored`` first. Where that
+    returns False, or is None, ``load`` gets the tensor in full precision.
     """
 
     name: str
     shape: tuple[int, ...]
     load: "Callable[[torch.Tensor], None]"
     optional: bool = False
+    load_stored: Callable[[StoredBlocks], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

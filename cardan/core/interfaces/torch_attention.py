@@ -27,7 +27,8 @@ from cardan.core.interfaces.attention import (
 from cardan.core.interfaces.capabilities import DeviceInfo
 from cardan.core.interfaces.device import Device
 from cardan.core.interfaces.errors import UnsupportedError
-from cardan.core.types.kv import DTYPE_BYTES, KVCacheSpec
+from cardan.core.interfaces.torch_kv_content import loaded_content, stored_content
+from cardan.core.types.kv import DTYPE_BYTES, KV_DTYPES, SCALE_BYTES, KVCacheSpec
 
 Int64 = npt.NDArray[np.int64]
 
@@ -150,12 +151,17 @@ class TorchAttention(AttentionBackend):
 
     @classmethod
     def layout(cls, spec: KVCacheSpec, device: DeviceInfo) -> KVLayout:
-        """``[block, 2, token in block, head, max(k_head_dim, v_head_dim)]``."""
+        """``[block, 2, token in block, head, content]``."""
         return KVLayout()
 
     def __init__(self, spec: KVCacheSpec, layout: KVLayout, device: Device) -> None:
         if layout.order != KVLayout().order or layout.opaque:
             raise UnsupportedError(f"{self.name} attention reads only its own cache layout")
+        if spec.scale_bytes != SCALE_BYTES.get(spec.dtype, 0):
+            raise UnsupportedError(
+                f"{self.name} attention reads no {spec.dtype} cache with scales of "
+                f"{spec.scale_bytes} bytes"
+            )
         self._spec = spec
 
     def plan(self, batch: BatchView) -> TorchPlan:
@@ -180,10 +186,12 @@ class TorchAttention(AttentionBackend):
 
     def write(self, k: Tensor, v: Tensor, cache: Tensor, plan: TorchPlan) -> None:
         rows = cache.flatten(0, 2)
-        rows[..., : self._spec.k_head_dim].index_copy_(0, plan.write_slots, k)
+        keys = stored_content(k, self._spec, cache.dtype)
+        rows[..., : keys.shape[-1]].index_copy_(0, plan.write_slots, keys)
         # The same slots, one half block further on.
-        values = rows[self._spec.block_size :, :, : self._spec.v_head_dim]
-        values.index_copy_(0, plan.write_slots, v)
+        values = stored_content(v, self._spec, cache.dtype)
+        rows = rows[self._spec.block_size :, :, : values.shape[-1]]
+        rows.index_copy_(0, plan.write_slots, values)
 
     def run(
         self,
@@ -194,7 +202,9 @@ class TorchAttention(AttentionBackend):
         lse: Tensor | None = None,
     ) -> Tensor:
         if layer.k_scale is not None or layer.v_scale is not None:
-            raise UnsupportedError(f"{self.name} attention reads no scaled (quantised) cache")
+            raise UnsupportedError(
+                f"{self.name} attention reads no cache that is scaled layer by layer"
+            )
         if layer.window not in plan.chunks:
             plan.chunks[layer.window] = self._chunks(plan, layer.window)
         shape = (q.shape[0], q.shape[1], self._spec.v_head_dim)
@@ -226,7 +236,8 @@ class TorchAttention(AttentionBackend):
     ) -> tuple[Tensor, Tensor | None]:
         """Attention of one chunk, which is ``place[0].chunks[layer.window][place[1]]``.
 
-        ``inputs``: q [n, P, num_heads, k_head_dim], k [n, num_kv_heads, K, k_head_dim], v alike.
+        ``inputs``: q [n, P, num_heads, k_head_dim], k [n, num_kv_heads, K, k_head_dim], v alike;
+        keys and values in the cache's dtype, or float32 from a cache with scales.
         Returns [n, P, num_heads, v_head_dim] in q's dtype and, if ``lse``, the log-sum-exp
         [n, P, num_heads] float32.
         """
@@ -238,7 +249,10 @@ class TorchAttention(AttentionBackend):
         keys = rows.index_select(0, chunk.keys).unflatten(0, shape)
         shifted = rows[spec.block_size * spec.num_kv_heads :]
         values = shifted.index_select(0, chunk.keys).unflatten(0, shape)
-        return keys[..., : spec.k_head_dim], values[..., : spec.v_head_dim]
+        return (
+            loaded_content(keys, spec.k_head_dim, spec),
+            loaded_content(values, spec.v_head_dim, spec),
+        )
 
     def _chunks(self, plan: TorchPlan, window: int | None) -> list[Chunk]:
         pieces = plan.pieces
@@ -291,8 +305,8 @@ def refusals(need: AttentionNeed) -> Iterator[str]:
     """What no backend of this module can do, of what ``need`` asks for."""
     if need.kind != "mha":
         yield f"kind {need.kind} is not mha"
-    if need.kv_dtype != need.dtype:
-        yield f"kv dtype {need.kv_dtype} differs from the computing dtype {need.dtype}"
+    if need.kv_dtype not in (need.dtype, *KV_DTYPES):
+        yield f"kv dtype {need.kv_dtype} is not among {', '.join(KV_DTYPES)}"
     if need.num_heads % need.num_kv_heads:
         yield f"{need.num_heads} heads are no multiple of {need.num_kv_heads} key heads"
     if need.tree_mask:

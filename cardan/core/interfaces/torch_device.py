@@ -182,15 +182,15 @@ class TorchDevice(Device):
 def physical_shape(spec: KVCacheSpec, layout: KVLayout, num_blocks: int) -> tuple[int, ...]:
     """Shape of one layer's cache: the logical axes (block, kv, head, token, content) permuted.
 
-    Content is the larger of the two head dims. A latent cache (``v_head_dim`` 0) has no values,
-    so its kv axis has size 1.
+    Content is the larger of the two head dims, and the scales of a cache that has them. A latent
+    cache (``v_head_dim`` 0) has no values, so its kv axis has size 1.
     """
     logical = (
         num_blocks,
         2 if spec.v_head_dim else 1,
         spec.num_kv_heads,
         spec.block_size,
-        max(spec.k_head_dim, spec.v_head_dim),
+        spec.content_size,
     )
     return tuple(logical[axis] for axis in layout.order)
 

@@ -1,8 +1,9 @@
 """The named operations that models and the sampler are written in."""
 
 from cardan.core.interfaces.kernels import OpSpec, Tolerance
-from cardan.core.ops.reference import inputs
+from cardan.core.ops.reference import block_inputs, inputs
 from cardan.core.ops.reference.activation import gelu_tanh_and_mul, silu_and_mul, soft_cap
+from cardan.core.ops.reference.blocks import block_embedding, block_linear, int8_linear
 from cardan.core.ops.reference.linear import embedding, linear
 from cardan.core.ops.reference.norm import fused_add_rms_norm, rms_norm
 from cardan.core.ops.reference.rope import qk_norm_rope, rotary_embedding
@@ -21,6 +22,13 @@ _SUMMED = {
     "bfloat16": Tolerance(atol=3e-2, rtol=2e-2),
     "float16": Tolerance(atol=4e-3, rtol=4e-3),
 }
+# For outputs of order 1 of providers that round activations to 8 bits in blocks of 32 (or rows):
+# a standard deviation of about 0.005. One that does not may state a narrower tolerance.
+_QUANTIZED = {
+    "float32": Tolerance(atol=3e-2, rtol=1e-2),
+    "bfloat16": Tolerance(atol=3e-2, rtol=2e-2),
+    "float16": Tolerance(atol=3e-2, rtol=1e-2),
+}
 
 CATALOGUE: tuple[OpSpec, ...] = (
     OpSpec(
@@ -36,6 +44,30 @@ CATALOGUE: tuple[OpSpec, ...] = (
         version=1,
         tolerances=_SUMMED,
         make_inputs=inputs.make_linear,
+        prepares=1,
+    ),
+    OpSpec(
+        name="block_embedding",
+        body=block_embedding,
+        version=1,
+        tolerances=_ROUNDED,
+        make_inputs=block_inputs.make_block_embedding,
+    ),
+    OpSpec(
+        name="block_linear",
+        body=block_linear,
+        version=1,
+        tolerances=_QUANTIZED,
+        make_inputs=block_inputs.make_block_linear,
+        prepares=1,
+    ),
+    OpSpec(
+        name="int8_linear",
+        body=int8_linear,
+        version=1,
+        tolerances=_QUANTIZED,
+        make_inputs=block_inputs.make_int8_linear,
+        prepares=1,
     ),
     OpSpec(
         name="rms_norm",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cardan.core.interfaces.kernels import Case, Kernel, OpSpec, Tolerance
+from cardan.core.interfaces.kernels import Attributes, Case, Kernel, OpSpec, Tolerance
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +51,34 @@ def copy_args(args: Sequence[Any], device: str | None = None, widen: bool = Fals
     return [_copy(arg, device, widen) if isinstance(arg, torch.Tensor) else arg for arg in args]
 
 
+def prepared_args(
+    op: OpSpec, args: Sequence[Any], attributes: Attributes, prepare: Kernel | None
+) -> list[Any]:
+    """``args`` as the kernel of a provider with ``prepare`` takes them; attributes name a dtype."""
+    ready = list(args)
+    if prepare is not None and op.prepares is not None:
+        ready[op.prepares] = prepare(ready[op.prepares], **attributes)
+    return ready
+
+
 def compare_case(
-    op: OpSpec, kernel: Kernel, case: Case, ops: Mapping[str, OpSpec], tolerance: Tolerance
+    op: OpSpec,
+    kernel: Kernel,
+    case: Case,
+    ops: Mapping[str, OpSpec],
+    tolerance: Tolerance,
+    prepare: Kernel | None = None,
 ) -> Comparison:
     """Run ``kernel`` and the float64 body on ``case`` and compare outputs and mutated arguments.
 
     The body also runs in the working dtype, whose output dtypes the kernel's must equal.
+    ``prepare`` is the provider's, of an operation that prepares an argument.
     """
     body = reference_kernel(op, ops)
     truth = _outputs(op, body, copy_args(case.args, "cpu", widen=True))
     working = _outputs(op, body, copy_args(case.args))
-    actual = _outputs(op, kernel, copy_args(case.args))
+    own_args = prepared_args(op, copy_args(case.args), case.attributes, prepare)
+    actual = _outputs(op, kernel, own_args)
     if len(actual) != len(truth):
         return _fault(f"gives {len(actual)} outputs instead of {len(truth)}")
     found = [

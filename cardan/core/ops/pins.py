@@ -6,8 +6,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from cardan.core.interfaces.errors import ConfigError
-
-REFERENCE = "reference"
+from cardan.core.interfaces.kernels import REFERENCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,15 @@
 """Who serves which operation: resolved once for each use, checked, and explained."""
 
-import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from typing import Any
 
 import torch
 
 from cardan.core.interfaces.errors import ConfigError, PluginError, UnsupportedError
 from cardan.core.interfaces.kernels import (
+    REFERENCE,
     Attributes,
     Kernel,
     OpSpec,
@@ -19,8 +19,9 @@ from cardan.core.interfaces.kernels import (
     check_needs,
 )
 from cardan.core.ops.compare import compose
-from cardan.core.ops.pins import REFERENCE, nearest, parse_pins
-from cardan.core.ops.self_check import CheckResult, self_check
+from cardan.core.ops.loading import load_provider
+from cardan.core.ops.pins import nearest, parse_pins
+from cardan.core.ops.self_check import CheckResult, LoadedKernel, self_check
 
 _LOG = logging.getLogger(__name__)
 _DEFINITION = "is the definition"
@@ -30,7 +31,7 @@ _Use = tuple[str, tuple[tuple[str, int | float | str | bool], ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    kernel: Kernel
+    loaded: LoadedKernel
     resolution: Resolution
 
 
@@ -69,7 +70,7 @@ class KernelRegistry:
         self._bound: dict[_Use, _Bound] = {}
         # Outcomes by provider and dtype: a provider is loaded and tried once for each dtype.
         self._checks: dict[tuple[str, str, str], CheckResult] = {}
-        self._loaded: dict[tuple[str, str], Kernel] = {}
+        self._loaded: dict[tuple[str, str], LoadedKernel] = {}
 
     def bind(self, op: str, **attributes: int | float | str | bool) -> Kernel:
         """The kernel for this use, resolved at the first call.
@@ -79,7 +80,19 @@ class KernelRegistry:
             ConfigError: ``dtype`` is missing, or the pinned provider cannot serve.
             PluginError: strict, and a provider cannot be loaded or failed its check.
         """
-        return self._bind(op, attributes).kernel
+        return self._bind(op, attributes).loaded.run
+
+    def resolve(self, op: str, **attributes: int | float | str | bool) -> Resolution:
+        """Who serves this use; as ``bind``, and with its errors."""
+        return self._bind(op, attributes).resolution
+
+    def prepare(self, op: str, weight: Any, **attributes: int | float | str | bool) -> Any:
+        """What the kernel of this use takes in place of ``weight``; as ``bind``, with its errors.
+
+        It is ``weight`` itself where the provider prepares nothing.
+        """
+        prepare = self._bind(op, attributes).loaded.prepare
+        return weight if prepare is None else prepare(weight, **attributes)
 
     def explain(self) -> Sequence[Resolution]:
         """All resolutions so far, in order of binding (parts before their composite)."""
@@ -153,7 +166,7 @@ class KernelRegistry:
             rejected.append(Rejection(provider.name, tuple(reasons)))
         parts = {part: self.bind(part, **attributes) for part in op.parts}
         resolution = Resolution(name, attributes, REFERENCE, tuple(rejected), _DEFINITION)
-        return _Bound(compose(op, parts), resolution)
+        return _Bound(LoadedKernel(compose(op, parts)), resolution)
 
     def _refusals(self, op: OpSpec, provider: Provider, attributes: Attributes) -> list[str]:
         """Why ``provider`` cannot serve this use; the costly questions only if the others pass."""
@@ -195,16 +208,16 @@ class KernelRegistry:
         return self._checks[key]
 
     def _load_and_check(self, op: OpSpec, provider: Provider, dtype: str) -> CheckResult:
-        kernel = self._loaded.get((op.name, provider.name))
-        if kernel is None:
+        loaded = self._loaded.get((op.name, provider.name))
+        if loaded is None:
             try:
-                loaded = _load(op, provider)
+                found = load_provider(op, provider)
             except UnsupportedError as error:
                 return CheckResult(False, str(error), is_fault=False)
-            if isinstance(loaded, str):
-                return CheckResult(False, loaded)
-            kernel = self._loaded[op.name, provider.name] = loaded
-        return self_check(op, provider, kernel, dtype, self._ops, self._device, self._features)
+            if isinstance(found, str):
+                return CheckResult(False, found)
+            loaded = self._loaded[op.name, provider.name] = found
+        return self_check(op, provider, loaded, dtype, self._ops, self._device, self._features)
 
 
 def _by_name(ops: Sequence[OpSpec]) -> dict[str, OpSpec]:
@@ -218,47 +231,6 @@ def _by_name(ops: Sequence[OpSpec]) -> dict[str, OpSpec]:
             if part not in table:
                 raise PluginError(f"operation {op.name} has the unknown part {part}")
     return table
-
-
-def _load(op: OpSpec, provider: Provider) -> Kernel | str:
-    """The provider's function, or why it cannot be had.
-
-    Raises:
-        UnsupportedError: its module says that this machine lacks what it needs.
-    """
-    module_name, _, function_name = provider.load.partition(":")
-    try:
-        module = import_module(module_name)
-    except UnsupportedError:
-        raise
-    except Exception as error:
-        return f"import of {module_name} failed: {type(error).__name__}: {error}"
-    kernel: Kernel | None = getattr(module, function_name, None) if function_name else None
-    if kernel is None or not callable(kernel):
-        return f"{provider.load} is not a function"
-    # A composite body takes its parts first; providers do not.
-    wanted = _positional(op.body)[1 if op.parts else 0 :]
-    try:
-        found = _positional(kernel)
-    except (TypeError, ValueError) as error:
-        return f"signature of {provider.load} is unknown: {error}"
-    if found != wanted:
-        return f"signature ({', '.join(found)}) of {provider.load} is not ({', '.join(wanted)})"
-    return kernel
-
-
-def _positional(kernel: Kernel) -> list[str]:
-    """Names of parameters that a positional call fills, and markers of what does not fit one."""
-    names = []
-    for parameter in inspect.signature(kernel).parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            names.append(f"*{parameter.name}")
-        elif parameter.kind is parameter.KEYWORD_ONLY:
-            if parameter.default is parameter.empty:
-                names.append(f"*, {parameter.name}")
-        elif parameter.kind is not parameter.VAR_KEYWORD:
-            names.append(parameter.name)
-    return names
 
 
 def _package(provider: Provider) -> str:

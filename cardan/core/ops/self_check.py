@@ -23,16 +23,24 @@ class CheckResult:
     is_fault: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """A provider's functions; ``prepare`` is None where it takes weights as they are."""
+
+    run: Kernel
+    prepare: Kernel | None = None
+
+
 def self_check(
     op: OpSpec,
     provider: Provider,
-    kernel: Kernel,
+    loaded: LoadedKernel,
     dtype: str,
     ops: Mapping[str, OpSpec],
     device: torch.device,
     features: Sequence[str],
 ) -> CheckResult:
-    """Compare ``kernel`` with the float64 body on fresh random inputs; exceptions are failures.
+    """Compare ``loaded`` with the float64 body on fresh random inputs; exceptions are failures.
 
     Cases that the provider's needs exclude are left out. The random seed is in the text, so that
     a failure can be repeated.
@@ -48,7 +56,7 @@ def self_check(
             for case in op.make_inputs(getattr(torch, dtype), device, seed):
                 if not check_needs(provider.needs, features, {"dtype": dtype, **case.attributes}):
                     continue
-                found = compare_case(op, kernel, case, ops, tolerance)
+                found = compare_case(op, loaded.run, case, ops, tolerance, loaded.prepare)
                 if not found.ok:
                     return CheckResult(False, f"failed: {found} (seed {seed})")
                 worst = max(worst, found.max_error)

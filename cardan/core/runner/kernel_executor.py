@@ -11,6 +11,7 @@ import torch
 from cardan.core.config.engine import EngineConfig
 from cardan.core.interfaces.attention import AttentionBackend
 from cardan.core.interfaces.capabilities import GraphSupport
+from cardan.core.interfaces.communication import Communicator
 from cardan.core.interfaces.device import Device
 from cardan.core.interfaces.errors import OutOfMemoryError, UnsupportedError
 from cardan.core.interfaces.executor import (
@@ -27,8 +28,10 @@ from cardan.core.interfaces.quantization import QuantScheme
 from cardan.core.ops.registry import KernelRegistry
 from cardan.core.runner.attention_binding import AttentionChoice, bind_layers
 from cardan.core.runner.block_tables import BlockTables
+from cardan.core.runner.host_input_batch import HostInputBatch
 from cardan.core.runner.input_batch import InputBatch
 from cardan.core.runner.model_runner import ModelRunner, PromptLogitsObserver
+from cardan.core.runner.rank_sampler import RankSampler
 from cardan.core.runner.request_states import RequestStates
 from cardan.core.runner.step_shapes import StepShapes
 from cardan.core.sampling.sampler import Sampler
@@ -38,6 +41,7 @@ from cardan.core.types.model import ModelSummary
 from cardan.core.types.step import SchedulerOutput
 from cardan.core.weights.checkpoint import Checkpoint
 from cardan.core.weights.loader import load_weights
+from cardan.core.weights.progress import LoadProgress
 
 logger = logging.getLogger("cardan.engine")
 
@@ -51,6 +55,7 @@ class ExecutorParts:
 
     ``max_step_tokens`` is the largest step; ``attention`` has the candidates, preferred first.
     ``prompt_logits`` is shown the logits of prompts whose log-probabilities are wanted.
+    ``communicator`` joins the ranks that share the model; None: there is one rank.
     """
 
     device: Device
@@ -63,6 +68,7 @@ class ExecutorParts:
     processors: Sequence[LogitsProcessor] = ()
     quantization: QuantScheme | None = None
     prompt_logits: PromptLogitsObserver | None = None
+    communicator: Communicator | None = None
 
 
 class KernelExecutor(ModelExecutor):
@@ -87,6 +93,7 @@ class KernelExecutor(ModelExecutor):
             max_model_len=model.max_model_len,
             block_size=config.cache.block_size or 16,
             kv_dtype=_kv_dtype(config, model),
+            communicator=self._parts.communicator,
             quantization=self._parts.quantization,
         )
         began = time.monotonic()
@@ -95,11 +102,14 @@ class KernelExecutor(ModelExecutor):
             built_at = time.monotonic()
             checkpoint = source({slot.name: slot.shape for slot in built.weight_slots()})
             try:
-                num_bytes = load_weights(built, checkpoint)
+                num_bytes = load_weights(built, checkpoint, LoadProgress(model.architecture))
             finally:
                 # Copies that are still queued read the checkpoint's memory.
                 self._parts.device.synchronize()
                 checkpoint.close()
+        scheme = self._parts.quantization
+        if scheme is not None:
+            logger.info("quantization %s: %s", scheme.name, scheme.summary())
         self._model, self._summary = built, model
         seconds = {"build_model": built_at - began, "load_weights": time.monotonic() - built_at}
         return LoadReport(num_bytes, seconds)
@@ -166,15 +176,23 @@ class KernelExecutor(ModelExecutor):
             max_blocks,
             config.block_size,
         )
+        on_host = device.type == "cpu" and parts.device.capabilities.unified_memory
+        make_batch = HostInputBatch if on_host else InputBatch
         return ModelRunner(
             model,
             parts.device,
-            RequestStates(num_rows, max_len, device),
-            Sampler(sampling, parts.ops),
+            RequestStates(num_rows, max_len, device, on_host=on_host),
+            self._make_sampler(sampling),
             tables,
-            InputBatch(*shapes.buffer_sizes, tables, config.block_size),
+            make_batch(*shapes.buffer_sizes, tables, config.block_size),
             shapes,
         )
+
+    def _make_sampler(self, states: SamplingStates) -> Sampler:
+        communicator, ops = self._parts.communicator, self._parts.ops
+        if communicator is None:
+            return Sampler(states, ops)
+        return RankSampler(states, ops, communicator)
 
     def _graph_support(self) -> GraphSupport:
         """What will be captured: as much as device, settings, shapes and attention allow."""
@@ -184,6 +202,9 @@ class KernelExecutor(ModelExecutor):
         reasons = []
         if not self._parts.shapes.sequence_buckets and not self._parts.shapes.lazy:
             reasons.append("the platform names no sequence buckets")
+        communicator = self._parts.communicator
+        if communicator is not None and "graph_safe" not in communicator.features:
+            reasons.append("its ranks exchange in a way that cannot be captured")
         for choice in self.attention_choices:
             if support == "full" and not choice.captured:
                 support = "decode"

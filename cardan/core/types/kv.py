@@ -17,14 +17,21 @@ DTYPE_BYTES: dict[str, int] = {
     "int8": 1,
 }
 
+# Dtypes that every platform keeps a cache in, whatever it computes in.
+KV_DTYPES = ("float32", "bfloat16", "float16", "int8")
+# Bytes of the scale of each token and head, of keys and of values apart, by dtype of the cache.
+SCALE_BYTES: dict[str, int] = {"int8": 4}
+
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
     """The state that one layer keeps for each token (or, recurrent, for each sequence).
 
     ``k_head_dim`` and ``v_head_dim`` are elements; MLA has one head, its latent in ``k_head_dim``
-    and ``v_head_dim`` 0. ``scale_bytes`` counts quantisation scales for each token and head.
-    A ``sliding_window`` layer needs only the last ``window`` tokens.
+    and ``v_head_dim`` 0. ``scale_bytes``: of the quantisation scales that lie behind the content
+    of each token and head, of keys and of values apart (``SCALE_BYTES``; the form is described in
+    ``cardan.core.interfaces.torch_kv_content``). A ``sliding_window`` layer needs only the last
+    ``window`` tokens.
     """
 
     kind: KVKind
@@ -37,11 +44,24 @@ class KVCacheSpec:
     scale_bytes: int = 0
 
     @property
+    def content_size(self) -> int:
+        """Elements that hold the keys, or the values, of one token and head.
+
+        The larger of the head dims, so that both lie in equal places. Scales are counted in
+        elements, and what lies before them is padded to a multiple of their size.
+        """
+        content = max(self.k_head_dim, self.v_head_dim)
+        if not self.scale_bytes:
+            return content
+        num_bytes = content * DTYPE_BYTES[self.dtype]
+        scales_end = (-(-num_bytes // self.scale_bytes) + 1) * self.scale_bytes
+        return scales_end // DTYPE_BYTES[self.dtype]
+
+    @property
     def bytes_per_token(self) -> int:
-        # Keys and values lie in equal places; a latent cache (no values) has only one.
+        # A latent cache (no values) has one place for each token and head.
         places = 2 if self.v_head_dim else 1
-        content = places * max(self.k_head_dim, self.v_head_dim) * DTYPE_BYTES[self.dtype]
-        return self.num_kv_heads * (content + self.scale_bytes)
+        return self.num_kv_heads * places * self.content_size * DTYPE_BYTES[self.dtype]
 
     @property
     def bytes_per_block(self) -> int:

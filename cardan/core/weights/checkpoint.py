@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from cardan.core.interfaces.quantization import StoredBlocks
+
 
 class Checkpoint(Protocol):
     """Named tensors and the config of one model, under Hugging Face names.
@@ -34,6 +36,20 @@ class Checkpoint(Protocol):
         It may be a view of the mapped file where nothing has to be converted, so it must not be
         written to. With `dtype` None it has the type it is stored in, or float32 if it is stored
         quantised.
+        """
+        ...
+
+    def stored(self, name: str) -> StoredBlocks | None:
+        """A matrix as it is stored, if that is in quantised blocks that operations know.
+
+        It may be a view of the mapped file, so it must not be written to.
+        """
+        ...
+
+    def release_pages(self) -> None:
+        """Let go of the file pages that were read, which then count as this process's no more.
+
+        Tensors handed out stay valid: what is looked at again comes back from the page cache.
         """
         ...
 

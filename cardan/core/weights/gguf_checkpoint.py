@@ -11,12 +11,13 @@ import numpy.typing as npt
 import torch
 
 from cardan.core.interfaces.errors import WeightsError
+from cardan.core.interfaces.quantization import StoredBlocks
 from cardan.core.types.errors import shown
+from cardan.core.types.ggml import BLOCK_TYPES, GGMLType
 from cardan.core.weights.gguf_config import hf_config_from_gguf
 from cardan.core.weights.gguf_dequant import PLAIN_DTYPES, dequantize
 from cardan.core.weights.gguf_file import GGUFFile, GGUFTensor
 from cardan.core.weights.gguf_names import ROPE_FREQS, Stored, TensorSource, map_tensor_names
-from cardan.core.weights.gguf_types import GGMLType
 
 _ROPE_SOURCE: Final = TensorSource(ROPE_FREQS, Stored.SAME)
 
@@ -57,16 +58,31 @@ class GGUFCheckpoint:
         entry = self._entry(source)
         stored_dtype = PLAIN_DTYPES.get(GGMLType(entry.type_id), torch.float32)
         wanted = stored_dtype if dtype is None else dtype
-        raw = self.file.raw(source.gguf_name)
+        raw = self._raw(name, source)
         try:
             if source.stored is Stored.PLUS_ONE:
                 # In float32, since the sum has lost nothing there yet.
                 return (dequantize(raw, entry.type_id, entry.shape, torch.float32) - 1).to(wanted)
-            if source.stored is not Stored.SAME:
-                raw = _deinterleave_rows(raw, entry.shape[0], self._num_heads(source.stored))
             return dequantize(raw, entry.type_id, entry.shape, wanted)
         except WeightsError as error:
             raise WeightsError(f"{self.describe(name)}: {error}") from error
+
+    def stored(self, name: str) -> StoredBlocks | None:
+        """The blocks of a matrix: a view of the mapped file, or a copy if rows have to be moved."""
+        source = self._source(name)
+        entry = self._entry(source)
+        format = entry.type_name.lower()
+        if format not in BLOCK_TYPES or len(entry.shape) != 2 or source.stored is Stored.PLUS_ONE:
+            return None
+        raw = self._raw(name, source)
+        num_rows, in_features = entry.shape
+        # torch takes writable memory only.
+        data = torch.from_numpy(raw if raw.flags.writeable else raw.copy())
+        return StoredBlocks(format, in_features, data.view(num_rows, -1))
+
+    def release_pages(self) -> None:
+        """Let go of the pages that were read; tensors handed out stay valid."""
+        self.file.release_pages()
 
     def describe(self, name: str) -> str:
         """The file and the name that the tensor has in it."""
@@ -86,6 +102,17 @@ class GGUFCheckpoint:
 
     def _entry(self, source: TensorSource) -> GGUFTensor:
         return self.file.tensors[source.gguf_name]
+
+    def _raw(self, name: str, source: TensorSource) -> npt.NDArray[np.uint8]:
+        """The stored bytes, rows in the order that Hugging Face checkpoints have."""
+        raw = self.file.raw(source.gguf_name)
+        if source.stored in (Stored.SAME, Stored.PLUS_ONE):
+            return raw
+        num_rows = self._entry(source).shape[0]
+        try:
+            return _deinterleave_rows(raw, num_rows, self._num_heads(source.stored))
+        except WeightsError as error:
+            raise WeightsError(f"{self.describe(name)}: {error}") from error
 
     def _num_heads(self, stored: Stored) -> int:
         key = "num_key_value_heads" if stored is Stored.INTERLEAVED_KEY else "num_attention_heads"

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from cardan.core.interfaces.errors import WeightsError
+from cardan.core.types.ggml import GGMLType
 from cardan.core.weights.gguf_file import GGUFFile
 from cardan.core.weights.gguf_metadata import GGUFMetadata
 from cardan.core.weights.gguf_names import ROPE_FREQS, check_architecture
@@ -19,7 +20,6 @@ from cardan.core.weights.gguf_rope import (
     llama3_scaling_from_factors,
     rope_scaling_from_metadata,
 )
-from cardan.core.weights.gguf_types import GGMLType
 
 _DEFAULT_ROPE_THETA: Final = 10000.0
 _MIN_SCALE: Final = 1e-6

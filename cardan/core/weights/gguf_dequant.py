@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 
 from cardan.core.interfaces.errors import WeightsError
-from cardan.core.weights.gguf_blocks import DECODERS
-from cardan.core.weights.gguf_types import BLOCK_FORMATS, GGMLType
+from cardan.core.ops.reference.block_decoders import DECODERS
+from cardan.core.types.ggml import BLOCK_FORMATS, GGMLType
 
 PLAIN_DTYPES: Final[dict[GGMLType, torch.dtype]] = {
     GGMLType.F32: torch.float32,

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from cardan.core.interfaces.errors import WeightsError
 from cardan.core.types.errors import shown
+from cardan.core.types.ggml import BLOCK_FORMATS, GGMLType
 from cardan.core.weights.gguf_cursor import GGUFCursor
-from cardan.core.weights.gguf_types import BLOCK_FORMATS, GGMLType
 
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
@@ -90,6 +90,15 @@ class GGUFFile:
         if tensor is None:
             raise WeightsError(f"{self.path}: has no tensor {name!r}")
         return self._bytes[tensor.offset : tensor.offset + tensor.nbytes]
+
+    def release_pages(self) -> None:
+        """Let go of all pages that were read; views stay valid and read them anew.
+
+        The mapping is private and nobody writes to it, so that nothing is lost.
+        """
+        advice = getattr(mmap, "MADV_DONTNEED", None)
+        if advice is not None and not self._map.closed:
+            self._map.madvise(advice)
 
     def close(self) -> None:
         """Give up the mapping. Safe to call again."""

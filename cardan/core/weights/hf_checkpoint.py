@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from cardan.core.interfaces.errors import WeightsError
 from cardan.core.types.errors import shown
+from cardan.core.weights.file_pages import release_mapping
 from cardan.core.weights.hf_config import load_hf_config, load_json_object
 
 _SINGLE: Final = "model.safetensors"
@@ -34,6 +35,8 @@ class HFCheckpoint:
         self.config: Mapping[str, Any] = load_hf_config(self.directory)
         self._shards: dict[str, Any] = {}
         self._shard_names: dict[str, frozenset[str]] = {}
+        # An address in the mapping of each shard that was read.
+        self._addresses: dict[str, int] = {}
         self._file_of = self._locate_tensors()
 
     def names(self) -> frozenset[str]:
@@ -53,7 +56,18 @@ class HFCheckpoint:
             raise WeightsError(
                 f"{self.directory / self._file_of[name]}: tensor {name!r}: {error}"
             ) from error
+        if tensor.numel():
+            self._addresses[self._file_of[name]] = tensor.data_ptr()
         return tensor if dtype is None else tensor.to(dtype)
+
+    def stored(self, name: str) -> None:
+        """None: safetensors files hold no blocks of GGML."""
+        self._file(name)
+
+    def release_pages(self) -> None:
+        """Let go of the pages that were read; tensors handed out stay valid."""
+        for address in self._addresses.values():
+            release_mapping(address)
 
     def describe(self, name: str) -> str:
         """The file that holds the tensor."""
@@ -62,6 +76,7 @@ class HFCheckpoint:
     def close(self) -> None:
         """Give up the mappings; tensors handed out stay valid. A later read opens them again."""
         self._shards.clear()
+        self._addresses.clear()
 
     def _file(self, name: str) -> str:
         file = self._file_of.get(name)

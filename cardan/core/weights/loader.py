@@ -10,6 +10,9 @@ from cardan.core.weights.checkpoint import Checkpoint
 
 # Problems of one kind that a message lists.
 _MAX_LISTED = 10
+# Bytes of files that are read before their pages are let go, so that what was copied or packed
+# does not count twice for long.
+_PAGES_BYTES = 64 << 20
 
 
 def load_weights(
@@ -18,8 +21,9 @@ def load_weights(
     """Load every slot of ``model`` and call its ``finish_loading``.
 
     Names and shapes are checked before the first tensor is read. Each tensor is handed out as it
-    is stored (a view of the mapped file where that is possible) and copied, cast and moved by its
-    slot in one go, straight into the model's storage. Values are not looked at.
+    is stored (a view of the mapped file where that is possible): as blocks if it is in blocks that
+    its slot takes, else in full precision, to be copied, cast and moved by its slot in one go,
+    straight into the model's storage. Values are not looked at.
 
     Args:
         model: as constructed, on its device.
@@ -45,15 +49,28 @@ def load_weights(
             "the checkpoint does not fit the model; check that config.json and the weights belong "
             "together: " + "; ".join(problems)
         )
-    num_bytes = 0
+    num_bytes = released = 0
     for done, slot in enumerate(present, start=1):
-        tensor = checkpoint.tensor(slot.name)
-        slot.load(tensor)
-        num_bytes += tensor.nbytes
+        num_bytes += _load_slot(slot, checkpoint)
+        if num_bytes - released >= _PAGES_BYTES:
+            checkpoint.release_pages()
+            released = num_bytes
         if progress is not None:
             progress(done, len(present))
     model.finish_loading()
+    checkpoint.release_pages()
     return num_bytes
+
+
+def _load_slot(slot: WeightSlot, checkpoint: Checkpoint) -> int:
+    """Fill one slot; the bytes that it was given."""
+    if slot.load_stored is not None:
+        blocks = checkpoint.stored(slot.name)
+        if blocks is not None and slot.load_stored(blocks):
+            return blocks.data.nbytes
+    tensor = checkpoint.tensor(slot.name)
+    slot.load(tensor)
+    return tensor.nbytes
 
 
 def _missing(slots: Sequence[WeightSlot], names: frozenset[str]) -> list[str]:

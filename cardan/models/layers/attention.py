@@ -7,7 +7,7 @@ from torch import nn
 
 from cardan.core.interfaces.attention import AttentionNeed, LayerParams
 from cardan.core.interfaces.model import BuildContext, StepContext, WeightSlot
-from cardan.core.types.kv import KVCacheSpec
+from cardan.core.types.kv import SCALE_BYTES, KVCacheSpec
 from cardan.models.layers.decoder_config import DecoderConfig
 from cardan.models.layers.linear import QKVLinear, RowLinear, dtype_name
 from cardan.models.layers.norm import RMSNormWeight
@@ -69,6 +69,7 @@ class SelfAttention(nn.Module):
             k_head_dim=self._head_dim,
             v_head_dim=self._head_dim,
             dtype=self._build.kv_dtype,
+            scale_bytes=SCALE_BYTES.get(self._build.kv_dtype, 0),
         )
 
     def attention_need(self) -> AttentionNeed:

@@ -46,7 +46,7 @@ class DecoderForCausalLM(nn.Module, CausalLM):
             for index, layer in enumerate(self.config.layers)
         )
         self.norm = RMSNorm("model.norm", self.config, build)
-        self.lm_head = LMHead(self.config, self.embed_tokens, build)
+        self.lm_head = LMHead(self.config, build)
 
     @classmethod
     @abstractmethod
@@ -61,7 +61,7 @@ class DecoderForCausalLM(nn.Module, CausalLM):
 
     def finish_loading(self) -> None:
         for module in self.modules():
-            if isinstance(module, Linear | LMHead):
+            if isinstance(module, Linear | LMHead | TokenEmbedding):
                 module.finish_loading()
 
     def kv_specs(self) -> Sequence[KVCacheSpec]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from cardan.core.interfaces.kernels import OpTable
 from cardan.core.interfaces.model import BuildContext, WeightSlot
-from cardan.core.interfaces.quantization import LinearMethod
+from cardan.core.interfaces.quantization import LinearMethod, StoredBlocks
+from cardan.core.interfaces.torch_linear import DenseLinear
 from cardan.models.layers.sharding import Span, even_span, kv_head_span
 
 
@@ -25,39 +25,15 @@ def frozen(tensor: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
 
 
-class DenseLinear(LinearMethod):
-    """A weight [out_features, in_features] in the model's dtype, applied by the op ``linear``."""
-
-    def __init__(self, weight: nn.Parameter, ops: OpTable) -> None:
-        self.weight = weight
-        out_features, in_features = weight.shape
-        self._linear = ops.bind(
-            "linear",
-            dtype=dtype_name(weight.dtype),
-            in_features=in_features,
-            out_features=out_features,
-        )
-
-    def load(self, row: int, weight: torch.Tensor) -> None:
-        self.weight[row : row + weight.shape[0]].copy_(weight)
-
-    def finish(self) -> None:
-        """Nothing to pack."""
-
-    def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out: torch.Tensor = self._linear(x, self.weight, bias)
-        return out
-
-
-def quantized_method(
+def linear_method(
     layer: str, in_features: int, out_features: int, build: BuildContext
-) -> LinearMethod | None:
-    """The quantisation scheme's storage for one rank's part of ``layer``, if it takes the layer."""
+) -> LinearMethod:
+    """Storage for one rank's part of ``layer``: the scheme's, if there is one that takes it."""
     scheme = build.quantization
     if scheme is None or not scheme.accepts(layer, in_features, out_features):
-        return None
+        return DenseLinear(build.ops, in_features, out_features, build.dtype, build.device)
     dtype = dtype_name(build.dtype)
-    return scheme.linear(build.ops, in_features, out_features, dtype, build.device)
+    return scheme.linear(build.ops, layer, in_features, out_features, dtype, build.device)
 
 
 class Linear(nn.Module):
@@ -67,14 +43,7 @@ class Linear(nn.Module):
         self, layer: str, in_features: int, out_features: int, bias: bool, build: BuildContext
     ) -> None:
         super().__init__()
-        method = quantized_method(layer, in_features, out_features, build)
-        if method is None:
-            # Also registered here, for whoever counts or moves the module's parameters.
-            self.weight = frozen(
-                torch.empty(out_features, in_features, dtype=build.dtype, device=build.device)
-            )
-            method = DenseLinear(self.weight, build.ops)
-        self.method: LinearMethod = method
+        self.method = linear_method(layer, in_features, out_features, build)
         self.bias: nn.Parameter | None = None
         if bias:
             self.bias = frozen(torch.empty(out_features, dtype=build.dtype, device=build.device))
@@ -118,7 +87,12 @@ class ColumnLinear(Linear):
     def weight_slots(self) -> Iterator[WeightSlot]:
         for piece in self._pieces:
             shape = (piece.total_rows, self._in_features)
-            yield WeightSlot(f"{piece.name}.weight", shape, self._weight_loader(piece))
+            yield WeightSlot(
+                f"{piece.name}.weight",
+                shape,
+                self._weight_loader(piece),
+                load_stored=self._blocks_loader(piece),
+            )
             if self.bias is not None:
                 loader = self._bias_loader(self.bias, piece)
                 yield WeightSlot(f"{piece.name}.bias", (piece.total_rows,), loader)
@@ -126,6 +100,10 @@ class ColumnLinear(Linear):
     def _weight_loader(self, piece: Piece) -> Callable[[torch.Tensor], None]:
         rows = piece.rows
         return lambda weight: self.method.load(piece.row, weight[rows.start : rows.stop])
+
+    def _blocks_loader(self, piece: Piece) -> Callable[[StoredBlocks], bool]:
+        rows = piece.rows
+        return lambda blocks: self.method.load_stored(piece.row, blocks.rows(rows.start, rows.stop))
 
     @staticmethod
     def _bias_loader(bias: nn.Parameter, piece: Piece) -> Callable[[torch.Tensor], None]:
@@ -214,12 +192,18 @@ class RowLinear(Linear):
         return out if self._communicator is None else self._communicator.all_reduce(out)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{self._layer}.weight", self._shape, self._load_weight)
+        yield WeightSlot(
+            f"{self._layer}.weight", self._shape, self._load_weight, load_stored=self._load_blocks
+        )
         if self.bias is not None:
             yield WeightSlot(f"{self._layer}.bias", self._shape[:1], self._load_bias)
 
     def _load_weight(self, whole: torch.Tensor) -> None:
         self.method.load(0, whole[:, self._columns.start : self._columns.stop])
+
+    def _load_blocks(self, whole: StoredBlocks) -> bool:
+        own = whole.columns(self._columns.start, self._columns.stop)
+        return own is not None and self.method.load_stored(0, own)
 
     def _load_bias(self, whole: torch.Tensor) -> None:
         if self.bias is not None:

@@ -92,6 +92,12 @@ class _Recording(TorchDispatchMode):
         self._native = native
         self._memory = memory
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's default imports its compiler at the first capture, over a second's work, to keep
+        it away from this class, which nothing here compiles."""
+        return False
+
     def close_program(self) -> None:
         """Make a part of the native calls since the last one."""
         calls = self._native.recorder.take()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,13 @@ from cardan.core.interfaces.capabilities import Capabilities
 from cardan.core.interfaces.device import Device
 from cardan.core.interfaces.kernels import Case, Kernel, OpSpec, Provider, Tolerance, check_needs
 from cardan.core.ops.catalogue import CATALOGUE
-from cardan.core.ops.compare import Comparison, compare_tensors, copy_args, reference_kernel
+from cardan.core.ops.compare import (
+    Comparison,
+    compare_tensors,
+    copy_args,
+    prepared_args,
+    reference_kernel,
+)
 from cardan.core.ops.registry import KernelRegistry
 
 OPS: Mapping[str, OpSpec] = {op.name: op for op in CATALOGUE}
@@ -19,6 +26,8 @@ VIEWED: Mapping[str, tuple[int, ...]] = {
     "rms_norm": (0,),
     "rotary_embedding": (0, 1),
     "qk_norm_rope": (0, 1),
+    "block_linear": (0,),
+    "int8_linear": (0,),
 }
 
 
@@ -115,12 +124,18 @@ class OpBench:
         for position in viewed:
             args[position] = _as_view(args[position])
         with self._device.inference():
-            result = kernel(*args)
+            result = kernel(*self.prepared(case, args))
             outputs = [result] if isinstance(result, torch.Tensor) else list(result or ())
         self._device.synchronize()
         mutated = [args[position] for position in self.op.mutates]
         host = [tensor.detach().cpu() for tensor in (*outputs, *mutated)]
         return OpResult(host, [x.cpu() if isinstance(x, torch.Tensor) else x for x in args])
+
+    def prepared(self, case: Case, args: Sequence[Any]) -> list[Any]:
+        """``args``, those of ``case`` on the device, as the use's kernel takes them."""
+        prepare = partial(self._registry.prepare, self.op.name) if self.use.provider else None
+        attributes = {**case.attributes, "dtype": self.use.dtype}
+        return prepared_args(self.op, args, attributes, prepare)
 
     def judge(self, case: Case, result: "OpResult", tolerance: Tolerance) -> Comparison:
         """The worst element of all outputs."""

@@ -18,19 +18,20 @@ from cardan.core.interfaces.attention import (
 )
 from cardan.core.interfaces.graphs import ShapePolicy
 from cardan.core.interfaces.torch_device import physical_shape
-from cardan.core.types.kv import KVCacheSpec, KVKind
+from cardan.core.interfaces.torch_kv_content import loaded_content, stored_content
+from cardan.core.types.kv import SCALE_BYTES, KVCacheSpec, KVKind
 from cardan.testing.conformance.attention_truth import Float64, attend_row, concatenate
 
 # Query tokens, and context length after the step.
 Row = tuple[int, int]
 
-# Dtypes of caches that need no scales.
 TORCH_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float8_e4m3": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
 }
 
 _SPARE_BLOCKS = 3
@@ -60,6 +61,7 @@ class Geometry:
             v_head_dim=self.v_dim,
             dtype=self.kv_dtype or self.dtype,
             window=self.window,
+            scale_bytes=SCALE_BYTES.get(self.kv_dtype or self.dtype, 0),
         )
 
     @property
@@ -85,12 +87,17 @@ class Geometry:
     def cache_dtype(self) -> torch.dtype:
         return TORCH_DTYPES[self.kv_dtype or self.dtype]
 
+    @property
+    def blank(self) -> float:
+        """Elements of it read as NaN; in bytes of all ones so does a scale."""
+        return -1 if self.spec.scale_bytes else torch.nan
+
     def draw(
         self, rng: np.random.Generator, length: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Random queries, keys and values of ``length`` tokens, on the host.
 
-        Keys and values are numbers that the cache can hold.
+        Keys and values are numbers that the cache can hold, as far as the computing dtype can.
         """
 
         def normal(num_heads: int, head_dim: int) -> torch.Tensor:
@@ -100,9 +107,17 @@ class Geometry:
         keys, values = normal(self.kv_heads, self.k_dim), normal(self.kv_heads, self.v_dim)
         return (
             normal(self.heads, self.k_dim),
-            keys.to(self.cache_dtype).to(self.torch_dtype),
-            values.to(self.cache_dtype).to(self.torch_dtype),
+            self.held(keys).to(self.torch_dtype),
+            self.held(values).to(self.torch_dtype),
         )
+
+    def stored(self, part: torch.Tensor) -> torch.Tensor:
+        """Keys or values as elements of the cache."""
+        return stored_content(part, self.spec, self.cache_dtype)
+
+    def held(self, part: torch.Tensor) -> torch.Tensor:
+        """Keys or values [..., head_dim] as the cache gives them back, in a dtype of its own."""
+        return loaded_content(self.stored(part), part.shape[-1], self.spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +201,7 @@ class PagedBatch:
         """(output [T, heads, v_dim], log-sum-exp [T, heads]) of the rows' tokens."""
         return concatenate(
             [
-                attend_row(q[len(q) - count :], k, v, layer)
+                attend_row(q[len(q) - count :], self.geometry.held(k), self.geometry.held(v), layer)
                 for q, k, v, (count, _) in zip(
                     self.queries, self.keys, self.values, self.rows, strict=True
                 )
@@ -224,12 +239,9 @@ class PagedBatch:
             positions = np.arange(length - count)
             blocks = torch.from_numpy(table[row, positions // size].astype(np.int64))
             offsets = torch.from_numpy(positions % size)
-            for place, part, dim in (
-                (0, self.keys[row], geometry.k_dim),
-                (1, self.values[row], geometry.v_dim),
-            ):
-                stored = part[: length - count].to(logical)
-                as_bits(logical)[blocks, place, :, offsets, :dim] = as_bits(stored)
+            for place, part in enumerate((self.keys[row], self.values[row])):
+                stored = geometry.stored(part[: length - count]).to(logical.device)
+                as_bits(logical)[blocks, place, :, offsets, : stored.shape[-1]] = as_bits(stored)
 
     def _drop(self, table: npt.NDArray[np.int32]) -> None:
         """Give back the blocks that lie wholly before the window of each row's first query."""
@@ -239,7 +251,7 @@ class PagedBatch:
         for row, (count, length) in enumerate(self.rows):
             oldest = max(0, length - count - self.placement.drop_before + 1)
             for column in range(oldest // self.geometry.block_size):
-                logical[int(table[row, column])] = torch.nan
+                logical[int(table[row, column])] = self.geometry.blank
                 table[row, column] = 0
 
     def _view(self, table: npt.NDArray[np.int32]) -> BatchView:
@@ -290,9 +302,9 @@ def batch_view(
 
 
 def blank_cache(geometry: Geometry, placement: Placement, num_blocks: int) -> torch.Tensor:
-    """A cache in physical shape, all NaN."""
+    """A cache in physical shape that reads as NaN everywhere."""
     shape = physical_shape(geometry.spec, placement.layout, num_blocks)
-    blank = torch.full(shape, torch.nan, device=placement.torch_device)
+    blank = torch.full(shape, geometry.blank, device=placement.torch_device)
     return blank.to(geometry.cache_dtype)
 
 

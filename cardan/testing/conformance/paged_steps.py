@@ -51,7 +51,7 @@ class PagedSteps:
         self._views: dict[tuple[int, ...], BatchView] = {}
 
     def new_cache(self) -> torch.Tensor:
-        """A cache for all blocks in physical shape, all NaN."""
+        """A cache for all blocks in physical shape that reads as NaN everywhere."""
         return blank_cache(self._geometry, self._placement, self.num_blocks)
 
     def begin(self) -> BatchView:
@@ -93,7 +93,8 @@ class PagedSteps:
         outs = []
         for request, count in zip(self._requests, self._step, strict=True):
             start, end = request.computed, request.computed + count
-            keys, values = request.keys[:end], request.values[:end]
+            held = self._geometry.held
+            keys, values = held(request.keys[:end]), held(request.values[:end])
             outs.append(attend_row(request.queries[start:end], keys, values, layer))
             request.computed = end
         return concatenate(outs)[0]

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cardan.core.types.kv import KV_DTYPES
 from cardan.testing.conformance.attention_bench import (
     AttentionBench,
     LayerCase,
@@ -50,11 +51,14 @@ _UNTESTED: Mapping[str, Mapping[str, object]] = {
 
 
 def layer_cases(dtypes: tuple[str, ...], kv_dtypes: tuple[str, ...]) -> dict[str, LayerCase]:
-    """Everything to ask of a backend, by name; the first dtype carries all that is not dtypes."""
+    """Everything to ask of a backend, by name; the first dtype carries all that is not dtypes.
+
+    ``kv_dtypes``: of caches, beside those that every platform has a backend for.
+    """
     plain = replace(_PLAIN, dtype=dtypes[0])
     geometries = {f"{dtype}": replace(plain, dtype=dtype) for dtype in dtypes}
-    for kv_dtype in kv_dtypes:
-        if kv_dtype in TORCH_DTYPES:
+    for kv_dtype in dict.fromkeys((*KV_DTYPES, *kv_dtypes)):
+        if kv_dtype in TORCH_DTYPES and kv_dtype != plain.dtype:
             geometries[f"cache in {kv_dtype}"] = replace(plain, kv_dtype=kv_dtype)
     for heads, kv_heads in _HEADS:
         geometries[f"{heads} heads on {kv_heads}"] = replace(

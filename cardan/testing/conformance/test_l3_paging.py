@@ -135,15 +135,20 @@ def test_layers_of_one_plan(
         expect(fault, bench, f", window {layer.window}")
 
 
-@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize(("padding", "kv_dtype"), [(0, None), (3, None), (3, "int8")])
 def test_steps(
     bench: AttentionBench,
     geometry: Geometry,
     layer: LayerParams,
     padding: int,
+    kv_dtype: str | None,
     cardan_rng: np.random.Generator,
 ) -> None:
     """What one step writes, later steps read; tables change in place; blocks are used again."""
+    geometry = replace(geometry, kv_dtype=kv_dtype)
+    verdict = bench.accepts(geometry.need)
+    if not verdict:
+        not_supported(f"{bench.backend.name}: {'; '.join(verdict.reasons)}")
     placement = bench.placement(geometry, padding=padding)
     steps = PagedSteps(geometry, 4, cardan_rng, placement)
     backend = bench.build(geometry, placement.layout)

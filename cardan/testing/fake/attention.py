@@ -52,8 +52,11 @@ class FakeAttention(AttentionBackend):
 
     @classmethod
     def accepts(cls, need: AttentionNeed, device: DeviceInfo) -> Verdict:
-        # It can be captured, too; all else is as for any backend over torch.
-        return Verdict(tuple(refusals(replace(need, captured=False))))
+        # It can be captured, too, and keeps caches as they come; else as any backend over torch.
+        reasons = list(refusals(replace(need, captured=False)))
+        if need.kv_dtype != need.dtype:
+            reasons.append(f"kv dtype {need.kv_dtype} differs from the computing one, {need.dtype}")
+        return Verdict(tuple(reasons))
 
     @classmethod
     def layout(cls, spec: KVCacheSpec, device: DeviceInfo) -> KVLayout:

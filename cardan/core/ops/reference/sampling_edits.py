@@ -6,35 +6,38 @@ from torch import Tensor
 
 def apply_penalties(
     logits: Tensor,
+    index: Tensor | None,
+    slots: Tensor,
     prompt_mask: Tensor,
     output_counts: Tensor,
-    repetition: Tensor,
-    presence: Tensor,
-    frequency: Tensor,
-) -> Tensor:
-    """Penalise tokens that were seen before.
+    factors: Tensor,
+) -> None:
+    """Penalise tokens that were seen before, in place.
 
-    A token of the prompt or the output has its logit divided by ``repetition`` where positive and
-    multiplied where negative (CTRL, arXiv 1909.05858). A token that was output ``count`` times
-    then loses ``count * frequency + presence`` (OpenAI API).
+    A token of the prompt or the output has its logit divided by the repetition penalty where
+    positive and multiplied where negative (CTRL, arXiv 1909.05858). A token that was output
+    ``count`` times then loses ``count * frequency + presence`` (OpenAI API). -inf stays -inf.
 
     Args:
-        logits: [N, V].
-        prompt_mask: [N, V] bool, tokens of the prompt.
-        output_counts: [N, V] int32, how often each token was output.
-        repetition: [N], 1 is off.
-        presence: [N], 0 is off.
-        frequency: [N], 0 is off.
-
-    Returns:
-        New logits [N, V]; -inf stays -inf.
+        logits: [N, V]; its rows at ``index`` are written.
+        index: [M] int64, distinct; None stands for all rows in order.
+        slots: [M] int64, where the history of each row is in the two tables.
+        prompt_mask: [S, V] bool, tokens of the prompt.
+        output_counts: [S, V] int32, how often each token was output.
+        factors: [3, M] float32, penalties of repetition (1 is off), presence and frequency (0 is
+            off).
     """
-    output = output_counts > 0
-    factor = repetition.to(logits.dtype)[:, None]
-    repeated = torch.where(logits > 0, logits / factor, logits * factor)
-    penalised = torch.where(prompt_mask | output, repeated, logits)
-    penalised.sub_(output_counts * frequency.to(logits.dtype)[:, None])
-    return penalised.sub_(output * presence.to(logits.dtype)[:, None])
+    counts = output_counts.index_select(0, slots)
+    output = counts > 0
+    repetition, presence, frequency = factors.to(logits.dtype)[:, :, None]
+    rows = logits if index is None else logits.index_select(0, index)
+    repeated = torch.where(rows > 0, rows / repetition, rows * repetition)
+    penalised = torch.where(prompt_mask.index_select(0, slots) | output, repeated, rows)
+    penalised.sub_(counts * frequency).sub_(output * presence)
+    if index is None:
+        logits.copy_(penalised)
+    else:
+        logits.index_copy_(0, index, penalised)
 
 
 def apply_token_mask(logits: Tensor, bits: Tensor) -> Tensor:

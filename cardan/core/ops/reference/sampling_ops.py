@@ -2,6 +2,7 @@
 
 from cardan.core.interfaces.kernels import OpSpec, Tolerance
 from cardan.core.ops.reference import sampling_inputs as inputs
+from cardan.core.ops.reference.sampling_choose import choose_tokens
 from cardan.core.ops.reference.sampling_draw import greedy_tokens, sample_tokens
 from cardan.core.ops.reference.sampling_edits import apply_penalties, apply_token_mask
 from cardan.core.ops.reference.sampling_filters import apply_min_p_top_k_top_p
@@ -13,9 +14,10 @@ SAMPLING_OPS: tuple[OpSpec, ...] = (
     OpSpec(
         name="apply_penalties",
         body=apply_penalties,
-        version=1,
+        version=2,
         tolerances={"float32": Tolerance(atol=1e-5, rtol=1e-6)},
         make_inputs=inputs.make_penalties,
+        mutates=(0,),
     ),
     OpSpec(
         name="apply_token_mask",
@@ -44,6 +46,14 @@ SAMPLING_OPS: tuple[OpSpec, ...] = (
         version=1,
         tolerances=_EXACT,
         make_inputs=inputs.make_sample,
+    ),
+    OpSpec(
+        name="choose_tokens",
+        body=choose_tokens,
+        version=1,
+        tolerances=_EXACT,
+        make_inputs=inputs.make_choose,
+        parts=("greedy_tokens", "apply_min_p_top_k_top_p", "sample_tokens"),
     ),
     OpSpec(
         name="token_logprobs",

@@ -1,4 +1,4 @@
-// Paged attention of one step: cutting it into items, writing keys and values, and the layers.
+// Paged attention of one step: cutting it into items, the layers, and writing keys and values.
 #include "attention.h"
 #include "attention_few.h"
 #include "attention_tile.h"
@@ -15,94 +15,114 @@ static int longest_first(const void *a, const void *b) {
     return (first->cost < second->cost) - (first->cost > second->cost);
 }
 
-static void add_item(struct attention_plan *plan, struct attention_item item) {
+// Returns whether there was room.
+static int add_item(struct attention_plan *plan, struct attention_item item) {
+    if (plan->num_items == plan->item_room) return 0;
     // Loading keys counts as much as a few lines do.
     item.cost = (int64_t)(item.line_end - item.line_begin + 4) * (item.key_end - item.key_begin);
     plan->cost += item.cost;
-    if (plan->num_items < plan->item_room) plan->items[plan->num_items] = item;
-    plan->num_items++;
+    plan->items[plan->num_items++] = item;
+    return 1;
 }
 
-static void cut_few(struct attention_plan *plan, int64_t row, int64_t lines, int64_t seq_len) {
-    const int64_t count = (seq_len + SPLIT_KEYS - 1) / SPLIT_KEYS;
+static int cut_few(struct attention_plan *plan, int64_t row, int64_t lines, int64_t seq_len) {
+    int64_t keys = round_up((seq_len + MOST_SPLITS - 1) / MOST_SPLITS, KEYS);
+    if (keys < SPLIT_KEYS) keys = SPLIT_KEYS;
+    const int64_t count = (seq_len + keys - 1) / keys, first = plan->num_partials;
     for (int64_t i = 0; i < count; i++) {
-        const int64_t end = (i + 1) * SPLIT_KEYS < seq_len ? (i + 1) * SPLIT_KEYS : seq_len;
-        add_item(plan, (struct attention_item){
-                           .row = (int32_t)row,
-                           .line_end = (int32_t)lines,
-                           .key_begin = (int32_t)(i * SPLIT_KEYS),
-                           .key_end = (int32_t)end,
-                           .partial = count > 1 ? (int32_t)(plan->num_partials + i) : -1,
-                       });
-    }
-    if (count == 1) return;
-    if (plan->num_merges < plan->merge_room) {
-        plan->merges[plan->num_merges] = (struct attention_merge){
+        const int64_t end = (i + 1) * keys < seq_len ? (i + 1) * keys : seq_len;
+        const struct attention_item item = {
             .row = (int32_t)row,
-            .partial = (int32_t)plan->num_partials,
+            .line_end = (int32_t)lines,
+            .key_begin = (int32_t)(i * keys),
+            .key_end = (int32_t)end,
+            .partial = count > 1 ? (int32_t)(first + i) : -1,
+            .first = (int32_t)first,
             .count = (int32_t)count,
         };
+        if (!add_item(plan, item)) return 0;
     }
-    plan->num_merges++;
+    if (count == 1) return 1;
     plan->num_partials += count;
+    if (lines > plan->partial_lines) plan->partial_lines = lines;
+    return 1;
 }
 
-static void cut_tiles(struct attention_plan *plan, int64_t row, int64_t lines, int64_t context,
-                      int64_t most) {
-    const int64_t group = plan->num_heads / plan->num_kv_heads;
+static int cut_tiles(struct attention_plan *plan, int64_t row, int64_t lines, int64_t context,
+                     int64_t group, int64_t most) {
     for (int64_t line = 0; line < lines; line += most) {
         const int64_t end = line + most < lines ? line + most : lines;
-        add_item(plan, (struct attention_item){
-                           .row = (int32_t)row,
-                           .line_begin = (int32_t)line,
-                           .line_end = (int32_t)end,
-                           .key_end = (int32_t)(context + (end - 1) / group + 1),
-                           .partial = -1,
-                       });
+        const struct attention_item item = {
+            .row = (int32_t)row,
+            .line_begin = (int32_t)line,
+            .line_end = (int32_t)end,
+            .key_end = (int32_t)(context + (end - 1) / group + 1),
+            .partial = -1,
+        };
+        if (!add_item(plan, item)) return 0;
     }
+    return 1;
 }
 
-struct cut_call {
-    struct attention_plan *plan;
-};
-
-// Fills the plan's items, merges and counts. CARDAN_NO_ROOM: the counts say what is needed.
-CARDAN_EXPORT int cardan_attention_cut(const struct cut_call *call) {
-    struct attention_plan *plan = call->plan;
-    const int64_t group = plan->num_heads / plan->num_kv_heads;
-    plan->num_items = plan->num_merges = plan->num_partials = plan->cost = 0;
-    plan->partial_floats = plan->num_kv_heads * FEW_LINES * (round_up(plan->v_dim, LANES) + 2);
-    const int64_t all = plan->query_start[plan->num_rows] * group;
-    if (all < 0 || plan->query_start[plan->num_rows] > plan->num_tokens) return CARDAN_BAD_ROWS;
-    int64_t most = MOST_LINES;
-    // Enough items for all threads, as long as they fill the blocks of sums.
-    while (most > VECTORS * LANES && all * plan->num_kv_heads < most * plan->threads * 4) {
-        most -= VECTORS * LANES;
+// Lines of an item of many: as few as give enough items for all threads, as long as they fill the
+// blocks of sums; at least those of a token, so that there are no more items than tokens.
+static int64_t tile_lines_of(const struct attention_plan *plan, int64_t group) {
+    const int64_t unit = VECTORS * LANES, all = plan->query_start[plan->num_rows] * group;
+    int64_t most = round_up(group > MOST_LINES ? group : MOST_LINES, unit);
+    while (most - unit >= group && most > unit &&
+           all * plan->num_kv_heads < most * plan->threads * 4) {
+        most -= unit;
     }
+    return most;
+}
+
+static int cut_rows(struct attention_plan *plan, int64_t group) {
+    plan->num_items = plan->num_partials = plan->partial_lines = plan->cost = 0;
+    if (plan->query_start[0] != 0 || plan->query_start[plan->num_rows] > plan->num_tokens) {
+        return CARDAN_BAD_ROWS;
+    }
+    const int64_t most = tile_lines_of(plan, group);
     for (int64_t row = 0; row < plan->num_rows; row++) {
         const int64_t begin = plan->query_start[row], seq_len = plan->seq_lens[row];
         const int64_t queries = plan->query_start[row + 1] - begin;
-        if (queries < 0 || begin < 0 || seq_len > INT32_MAX - KEYS) return CARDAN_BAD_ROWS;
+        if (queries < 0 || seq_len > INT32_MAX - KEYS) return CARDAN_BAD_ROWS;
         if (!queries) continue;
         if (queries > seq_len || seq_len > plan->table_width * plan->block_size) {
             return CARDAN_BAD_ROWS;
         }
-        if (queries * group <= FEW_LINES) {
-            cut_few(plan, row, queries * group, seq_len);
-        } else {
-            cut_tiles(plan, row, queries * group, seq_len - queries, most);
-        }
-    }
-    if (plan->num_items > plan->item_room || plan->num_merges > plan->merge_room) {
-        return CARDAN_NO_ROOM;
+        const int64_t lines = queries * group;
+        const int fits = lines <= FEW_LINES
+                             ? cut_few(plan, row, lines, seq_len)
+                             : cut_tiles(plan, row, lines, seq_len - queries, group, most);
+        if (!fits) return CARDAN_NO_ROOM;
     }
     qsort(plan->items, (size_t)plan->num_items, sizeof *plan->items, longest_first);
+    return CARDAN_OK;
+}
+
+// Makes the plan's items those of the step that its tensors hold.
+static int cut(struct attention_plan *plan, int64_t num_heads) {
+    const size_t starts = (size_t)(plan->num_rows + 1) * sizeof *plan->seen;
+    const size_t lens = (size_t)plan->num_rows * sizeof *plan->seen;
+    int64_t *seen_lens = plan->seen + plan->num_rows + 1;
+    if (plan->num_heads == num_heads && !memcmp(plan->seen, plan->query_start, starts) &&
+        !memcmp(seen_lens, plan->seq_lens, lens)) {
+        return CARDAN_OK;
+    }
+    plan->num_heads = 0;
+    const int status = cut_rows(plan, num_heads / plan->num_kv_heads);
+    if (status) return status;
+    memcpy(plan->seen, plan->query_start, starts);
+    memcpy(seen_lens, plan->seq_lens, lens);
+    plan->num_heads = num_heads;
     return CARDAN_OK;
 }
 
 struct layer_work {
     const struct attention_plan *plan;
     const struct attention_layer *layer;
+    float *partials;
+    _Atomic int32_t *left;  // [partial, key head]: at a row's first one, items not yet done
     _Atomic int status;
 };
 
@@ -114,6 +134,7 @@ static struct attention_piece make_piece(const struct layer_work *work,
         .layer = work->layer,
         .item = item,
         .table = plan->block_table + item->row * plan->table_stride,
+        .partials = work->partials,
         .kv_head = kv_head,
         .group = plan->num_heads / plan->num_kv_heads,
         .lines = item->line_end - item->line_begin,
@@ -127,25 +148,43 @@ static struct attention_piece make_piece(const struct layer_work *work,
     return piece;
 }
 
-static int attend(const struct attention_piece *piece, float *scratch, int few) {
-    if (!few) return attend_tile(piece, scratch);
-    switch (piece->plan->type) {
-        case TYPE_F32: return attend_few(piece, scratch, TYPE_F32);
-        case TYPE_BF16: return attend_few(piece, scratch, TYPE_BF16);
-        default: return attend_few(piece, scratch, TYPE_F16);
+static int attend_few_item(const struct layer_work *work, const struct attention_item *item,
+                           int64_t kv_head, float *scratch) {
+    const struct attention_piece piece = make_piece(work, item, kv_head);
+    int status;
+    switch (work->plan->kv_type) {
+        case TYPE_F32: status = attend_few(&piece, scratch, TYPE_F32); break;
+        case TYPE_BF16: status = attend_few(&piece, scratch, TYPE_BF16); break;
+        case TYPE_F16: status = attend_few(&piece, scratch, TYPE_F16); break;
+        default: status = attend_few(&piece, scratch, TYPE_I8);
     }
+    if (status || item->partial < 0) return status;
+    // Whoever is last adds up, in an order that does not depend on who that is.
+    _Atomic int32_t *left = work->left + item->first * work->plan->num_kv_heads + kv_head;
+    if (atomic_fetch_sub(left, 1) == 1) merge_few(&piece, scratch);
+    return CARDAN_OK;
 }
 
-static size_t scratch_bytes(const struct attention_plan *plan) {
-    const size_t few = few_scratch(plan->k_dim, plan->v_dim);
-    const size_t tile = tile_scratch(plan->k_dim, plan->v_dim);
-    return few > tile ? few : tile;
+static int attend_tile_item(const struct layer_work *work, const struct attention_item *item,
+                            int64_t kv_head, float *scratch) {
+    struct attention_item part = *item;
+    int status = CARDAN_OK;
+    for (; part.line_begin < item->line_end && !status; part.line_begin += MOST_LINES) {
+        const int32_t end = part.line_begin + MOST_LINES;
+        part.line_end = end < item->line_end ? end : item->line_end;
+        const struct attention_piece piece = make_piece(work, &part, kv_head);
+        status = attend_tile(&piece, scratch);
+    }
+    return status;
 }
 
 static void attend_items(void *context, int64_t begin, int64_t end, int worker) {
     struct layer_work *work = context;
     const struct attention_plan *plan = work->plan;
-    float *scratch = cardan_scratch(CARDAN_SCRATCH_TASK, scratch_bytes(plan));
+    const int64_t group = plan->num_heads / plan->num_kv_heads;
+    const size_t few = few_scratch(plan->k_dim, plan->v_dim);
+    const size_t tile = tile_scratch(plan->k_dim, plan->v_dim);
+    float *scratch = cardan_scratch(CARDAN_SCRATCH_TASK, few > tile ? few : tile);
     (void)worker;
     if (!scratch) {
         work->status = CARDAN_NO_MEMORY;
@@ -153,55 +192,51 @@ static void attend_items(void *context, int64_t begin, int64_t end, int worker) 
     }
     for (int64_t index = begin; index < end; index++) {
         const struct attention_item *item = plan->items + index / plan->num_kv_heads;
-        const struct attention_piece piece = make_piece(work, item, index % plan->num_kv_heads);
-        const int64_t row = item->row;
-        const int64_t queries = plan->query_start[row + 1] - plan->query_start[row];
-        const int status = attend(&piece, scratch, queries * piece.group <= FEW_LINES);
+        const int64_t queries = plan->query_start[item->row + 1] - plan->query_start[item->row];
+        const int status = (queries * group <= FEW_LINES ? attend_few_item : attend_tile_item)(
+            work, item, index % plan->num_kv_heads, scratch);
         if (status) work->status = status;
     }
 }
 
-static void merge_items(void *context, int64_t begin, int64_t end, int worker) {
-    struct layer_work *work = context;
+// Memory for partial sums, and how many items each waits for. Returns whether there was any.
+static int prepare_partials(struct layer_work *work) {
     const struct attention_plan *plan = work->plan;
-    float *scratch = cardan_scratch(CARDAN_SCRATCH_TASK, scratch_bytes(plan));
-    (void)worker;
-    if (!scratch) {
-        work->status = CARDAN_NO_MEMORY;
-        return;
+    const int64_t places = plan->num_partials * plan->num_kv_heads;
+    const int64_t floats = places * plan->partial_lines * partial_floats(plan);
+    work->partials = cardan_scratch(CARDAN_SCRATCH_CALL, (size_t)(floats + places) * 4);
+    if (!work->partials) return 0;
+    work->left = (_Atomic int32_t *)(work->partials + floats);
+    for (int64_t i = 0; i < plan->num_items; i++) {
+        const struct attention_item *item = plan->items + i;
+        if (item->partial < 0) continue;
+        for (int64_t head = 0; head < plan->num_kv_heads; head++) {
+            work->left[item->first * plan->num_kv_heads + head] = item->count;
+        }
     }
-    for (int64_t index = begin; index < end; index++) {
-        const struct attention_merge *merge = plan->merges + index / plan->num_kv_heads;
-        const int64_t queries = plan->query_start[merge->row + 1] - plan->query_start[merge->row];
-        const struct attention_item all = {
-            .row = merge->row,
-            .line_end = (int32_t)(queries * (plan->num_heads / plan->num_kv_heads)),
-        };
-        const struct attention_piece piece = make_piece(work, &all, index % plan->num_kv_heads);
-        merge_few(&piece, merge->partial, merge->count, scratch);
-    }
+    return 1;
 }
 
 // One layer. Returns a status; after a failure the output is undefined.
 CARDAN_EXPORT int cardan_attention_run(const struct attention_layer *layer) {
     const struct attention_plan *plan = layer->plan;
+    const int status = cut(layer->plan, layer->num_heads);
+    if (status) return status;
     struct layer_work work = {.plan = plan, .layer = layer};
     const int64_t used = plan->query_start[plan->num_rows];
-    const int64_t bytes = plan->num_heads * plan->v_dim * type_size((int)plan->type);
+    const int64_t bytes = plan->num_heads * plan->v_dim * type_size((int)layer->type);
     // Tokens of no row must not hold what memory happened to hold.
     memset((char *)layer->out + used * bytes, 0, (size_t)((plan->num_tokens - used) * bytes));
+    if (plan->num_partials && !prepare_partials(&work)) return CARDAN_NO_MEMORY;
     const int64_t cost = plan->cost * plan->num_kv_heads * (plan->k_dim + plan->v_dim);
     const int threads = cost < ALONE_COST ? 1 : (int)plan->threads;
     cardan_parallel_for(threads, plan->num_items * plan->num_kv_heads, 1, attend_items, &work);
-    if (plan->num_merges) {
-        const int64_t merges = plan->num_merges * plan->num_kv_heads;
-        cardan_parallel_for(threads, merges, 4, merge_items, &work);
-    }
     return work.status;
 }
 
 struct write_work {
     const struct attention_plan *plan;
+    int type;  // of the sources
     const char *sources[2];
     int64_t token_strides[2], head_strides[2];  // bytes
     char *cache;
@@ -209,12 +244,61 @@ struct write_work {
     _Atomic int status;
 };
 
+// Numbers that are padded with zeros to whole vectors; returns the scale.
+static float store_scaled(const float *from, char *to, int64_t dim) {
+    // Of absolute values the bits order as the numbers do, and NaN is the largest.
+    vi most = {0};
+    for (int64_t d = 0; d < dim; d += LANES) {
+        const vi size = (vi)vf_abs(vf_load(from + d));
+        most = (vi)vf_select(size > most, (vf)size, (vf)most);
+    }
+    int32_t bits = 0;
+    for (int i = 0; i < LANES; i++) bits = most[i] > bits ? most[i] : bits;
+    const float scale = bits_float((uint32_t)bits) / 127.0f;
+    if (!(scale > 0.0f && scale <= 0x1.fffffep+127f)) {
+        memset(to, 0, (size_t)dim);
+        return scale;
+    }
+    for (int64_t d = 0; d < dim; d += LANES) {
+        // Adding 1.5 * 2^23 rounds to a whole number, which then is in the low bits.
+        vi whole = (vi)(vf_load(from + d) / scale + 0x1.8p23f) - 0x4b400000;
+        // A scale that is subnormal may be too small.
+        whole = (vi)vf_select(whole > 127, (vf)((vi){0} + 127), (vf)whole);
+        whole = (vi)vf_select(whole < -127, (vf)((vi){0} - 127), (vf)whole);
+        const vb narrow = __builtin_convertvector(whole, vb);
+        memcpy(to + d, &narrow, dim - d < LANES ? (size_t)(dim - d) : LANES);
+    }
+    return scale;
+}
+
+// `row`: memory for a row of floats.
+static void store_content(const struct attention_plan *plan, int type, const char *from, char *to,
+                          int64_t dim, float *row) {
+    if (plan->kv_type == type) {
+        memcpy(to, from, (size_t)(dim * type_size(type)));
+        return;
+    }
+    load_row(type, from, row, dim, 1.0f);
+    if (plan->kv_type == TYPE_I8) {
+        const float scale = store_scaled(row, to, dim);
+        memcpy(to + plan->content_bytes - sizeof scale, &scale, sizeof scale);
+    } else {
+        store_row((int)plan->kv_type, row, to, dim, 1.0f);
+    }
+}
+
 static void write_tokens(void *context, int64_t begin, int64_t end, int worker) {
     struct write_work *work = context;
     const struct attention_plan *plan = work->plan;
-    const int64_t content = content_bytes(plan), size = type_size((int)plan->type);
+    const int64_t content = plan->content_bytes;
     const int64_t dims[2] = {plan->k_dim, plan->v_dim};
+    const int64_t longest = dims[0] > dims[1] ? dims[0] : dims[1];
+    float *row = cardan_scratch(CARDAN_SCRATCH_TASK, (size_t)round_up(longest, LANES) * 4);
     (void)worker;
+    if (!row) {
+        work->status = CARDAN_NO_MEMORY;
+        return;
+    }
     for (int64_t token = begin; token < end; token++) {
         const int64_t slot = plan->slots[token];
         if (slot < 0) continue;
@@ -228,7 +312,7 @@ static void write_tokens(void *context, int64_t begin, int64_t end, int worker) 
             const int64_t heads = (block * 2 + kv) * plan->num_kv_heads;
             char *to = work->cache + (heads * plan->block_size + offset) * content;
             for (int64_t head = 0; head < plan->num_kv_heads; head++) {
-                memcpy(to, from, (size_t)(dims[kv] * size));
+                store_content(plan, work->type, from, to, dims[kv], row);
                 from += work->head_strides[kv];
                 to += plan->block_size * content;
             }
@@ -239,6 +323,7 @@ static void write_tokens(void *context, int64_t begin, int64_t end, int worker) 
 // Strides are in elements.
 struct write_call {
     const struct attention_plan *plan;
+    int64_t type;  // of k and v
     const void *k;
     int64_t k_token_stride, k_head_stride;
     const void *v;
@@ -250,16 +335,17 @@ struct write_call {
 // Stores the step's keys and values at the plan's slots; negative slots are skipped.
 CARDAN_EXPORT int cardan_attention_write(const struct write_call *call) {
     const struct attention_plan *plan = call->plan;
-    const int64_t size = type_size((int)plan->type);
+    const int64_t size = type_size((int)call->type);
     struct write_work work = {
         .plan = plan,
+        .type = (int)call->type,
         .sources = {call->k, call->v},
         .token_strides = {call->k_token_stride * size, call->v_token_stride * size},
         .head_strides = {call->k_head_stride * size, call->v_head_stride * size},
         .cache = call->cache,
         .num_blocks = call->num_blocks,
     };
-    const int64_t bytes = 2 * plan->num_kv_heads * content_bytes(plan);
+    const int64_t bytes = 2 * plan->num_kv_heads * plan->content_bytes;
     const int64_t grain = COPY_GRAIN / bytes + 1;
     cardan_parallel_for((int)plan->threads, plan->num_tokens, grain, write_tokens, &work);
     return work.status;

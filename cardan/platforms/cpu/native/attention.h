@@ -2,7 +2,8 @@
 //
 // A line is one query token with one of its heads; the lines of a row and key head all read the
 // same keys. They are numbered query by query. An item is a range of the lines of a row (for each
-// key head) with a range of its keys. The cache is [block, 2, key head, token in block, content].
+// key head) with a range of its keys. The cache is [block, 2, key head, token in block, content];
+// content of int8 ends with a float scale (cardan/core/interfaces/torch_kv_content.py).
 #pragma once
 #include <stdatomic.h>
 
@@ -15,13 +16,18 @@
 #define FEW_LINES 12
 // Lines of other items, at most.
 #define MOST_LINES 96
-// Rows of few lines are cut into items of so many keys, counted from the start of the sequence.
-#define SPLIT_KEYS 1024
+// Rows of few lines are cut into so many items at most, each of at least so many keys, counted from
+// the start of the sequence. It follows from the row alone: sums do not depend on other rows.
+#define MOST_SPLITS 16
+#define SPLIT_KEYS 256
 _Static_assert(SPLIT_KEYS % KEYS == 0, "groups of keys may not cross items");
 
+// A type of caches alone, beside those of simd.h.
+enum { TYPE_I8 = 3 };
 enum { CARDAN_BAD_BLOCK = 2, CARDAN_BAD_ROWS = 3, CARDAN_NO_ROOM = 4 };
 
-// partial: where the item's sums go; -1: it is the only one of its lines.
+// partial: where the item's sums go; -1: it is the only one of its lines. Otherwise partial sums
+// [first, first + count) belong to all lines of the row.
 struct attention_item {
     int32_t row;
     int32_t line_begin;
@@ -29,37 +35,36 @@ struct attention_item {
     int32_t key_begin;
     int32_t key_end;
     int32_t partial;
+    int32_t first;
+    int32_t count;
     int64_t cost;
 };
 
-// Partial sums [partial, partial + count) belong to all lines of a row.
-struct attention_merge {
-    int32_t row;
-    int32_t partial;
-    int32_t count;
-    int32_t unused;
-};
-
-// One step of one KV group; attention.py has the same fields.
+// Steps of one shape of one KV group: their tensors lie at these addresses. attention.py fills it
+// up to `seen`; the rest belongs to the layer that runs, which cuts the step into items when its
+// rows are not those that were seen last. So a plan outlives its step, and needs no refreshing.
 struct attention_plan {
-    int64_t num_rows, num_tokens, num_heads, num_kv_heads, k_dim, v_dim, block_size, type;
+    int64_t num_rows, num_tokens, num_kv_heads, k_dim, v_dim, block_size;
+    int64_t kv_type;        // of the cache
+    int64_t content_bytes;  // of a token's keys, or values, of one head in the cache
     int64_t threads;
     const int64_t *query_start;  // [num_rows + 1]
     const int64_t *seq_lens;     // [num_rows]
     const int64_t *slots;        // [num_tokens]
     const int32_t *block_table;  // [num_rows, table_stride], table_width of them valid
     int64_t table_stride, table_width;
-    struct attention_item *items;
-    struct attention_merge *merges;
-    float *partials;
-    int64_t item_room, merge_room;
-    int64_t num_items, num_merges, num_partials, cost;
-    int64_t partial_floats;  // of each partial sum in `partials`
+    struct attention_item *items;  // room for num_tokens + num_rows * MOST_SPLITS
+    int64_t item_room;
+    int64_t *seen;  // [2 * num_rows + 1]: query_start and seq_lens of the items
+    int64_t num_heads;  // of the items; 0: there are none yet
+    int64_t num_items, num_partials, partial_lines, cost;
 };
 
 // One layer; attention.py passes the fields in this order.
 struct attention_layer {
-    const struct attention_plan *plan;
+    struct attention_plan *plan;
+    int64_t num_heads;
+    int64_t type;  // of q and out
     const void *q;
     int64_t q_token_stride, q_head_stride;
     const char *cache;
@@ -80,6 +85,7 @@ struct attention_piece {
     const struct attention_layer *layer;
     const struct attention_item *item;
     const int32_t *table;
+    float *partials;
     int64_t kv_head, group, lines, position;
     int64_t begin, end;
 };
@@ -88,14 +94,44 @@ CARDAN_INLINE int64_t round_up(int64_t value, int64_t unit) {
     return (value + unit - 1) / unit * unit;
 }
 
-CARDAN_INLINE int64_t content_bytes(const struct attention_plan *plan) {
-    const int64_t content = plan->k_dim > plan->v_dim ? plan->k_dim : plan->v_dim;
-    return content * type_size((int)plan->type);
+typedef int8_t vb __attribute__((vector_size(LANES)));
+
+CARDAN_INLINE vf vf_load_i8(const int8_t *from) {
+#if LANES == 16
+    const __m128i whole = _mm_loadu_si128((const __m128i *)from);
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(whole));
+#elif LANES == 8
+    const __m128i whole = _mm_loadl_epi64((const __m128i *)from);
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(whole));
+#else
+    vf value;
+    for (int i = 0; i < LANES; i++) value[i] = from[i];
+    return value;
+#endif
+}
+
+// Numbers of a cache; those of int8 without their scale.
+CARDAN_INLINE vf kv_load(int type, const char *from, int64_t index) {
+    if (type == TYPE_I8) return vf_load_i8((const int8_t *)from + index);
+    return vf_load_as(type, from, index);
+}
+
+CARDAN_OUTLINE vf kv_load_part(int type, const char *from, int64_t index, int count) {
+    if (type != TYPE_I8) return vf_load_part(type, from, index, count);
+    float part[LANES] = {0};
+    for (int i = 0; i < count; i++) part[i] = ((const int8_t *)from)[index + i];
+    return vf_load(part);
+}
+
+CARDAN_INLINE float kv_scale(const struct attention_plan *plan, const char *content) {
+    float scale;
+    memcpy(&scale, content + plan->content_bytes - sizeof scale, sizeof scale);
+    return scale;
 }
 
 // From a key to the value of the same token.
 CARDAN_INLINE int64_t value_shift(const struct attention_plan *plan) {
-    return plan->num_kv_heads * plan->block_size * content_bytes(plan);
+    return plan->num_kv_heads * plan->block_size * plan->content_bytes;
 }
 
 CARDAN_INLINE int64_t line_position(const struct attention_piece *piece, int64_t line) {
@@ -116,7 +152,7 @@ CARDAN_INLINE int64_t first_key(const struct attention_layer *layer, int64_t pos
 CARDAN_INLINE int64_t line_index(const struct attention_piece *piece, int64_t line) {
     const int64_t query = (piece->item->line_begin + line) / piece->group;
     const int64_t token = piece->plan->query_start[piece->item->row] + query;
-    return token * piece->plan->num_heads + line_head(piece, line);
+    return token * piece->layer->num_heads + line_head(piece, line);
 }
 
 CARDAN_INLINE const char *line_query(const struct attention_piece *piece, int64_t line) {
@@ -124,7 +160,46 @@ CARDAN_INLINE const char *line_query(const struct attention_piece *piece, int64_
     const int64_t token = piece->plan->query_start[piece->item->row] + query;
     const int64_t index = token * piece->layer->q_token_stride +
                           line_head(piece, line) * piece->layer->q_head_stride;
-    return (const char *)piece->layer->q + index * type_size((int)piece->plan->type);
+    return (const char *)piece->layer->q + index * type_size((int)piece->layer->type);
+}
+
+CARDAN_INLINE void load_row_as(const int type, const char *from, float *to, int64_t dim,
+                               float scale) {
+    int64_t d = 0;
+    for (; d + LANES <= dim; d += LANES) vf_store(to + d, kv_load(type, from, d) * scale);
+    if (d < dim) vf_store(to + d, kv_load_part(type, from, d, (int)(dim - d)) * scale);
+}
+
+// Elements of any type times `scale`, padded with zeros to whole vectors.
+CARDAN_OUTLINE void load_row(int type, const char *from, float *to, int64_t dim, float scale) {
+    switch (type) {
+        case TYPE_F32: load_row_as(TYPE_F32, from, to, dim, scale); break;
+        case TYPE_BF16: load_row_as(TYPE_BF16, from, to, dim, scale); break;
+        case TYPE_F16: load_row_as(TYPE_F16, from, to, dim, scale); break;
+        default: load_row_as(TYPE_I8, from, to, dim, scale);
+    }
+}
+
+CARDAN_INLINE void store_row_as(const int type, const float *from, char *to, int64_t dim,
+                                float scale) {
+    int64_t d = 0;
+    for (; d + LANES <= dim; d += LANES) vf_store_as(type, to, d, vf_load(from + d) * scale);
+    if (d < dim) vf_store_part(type, to, d, (int)(dim - d), vf_load(from + d) * scale);
+}
+
+// Elements of any type but TYPE_I8 from numbers that are padded to whole vectors.
+CARDAN_OUTLINE void store_row(int type, const float *from, char *to, int64_t dim, float scale) {
+    switch (type) {
+        case TYPE_F32: store_row_as(TYPE_F32, from, to, dim, scale); break;
+        case TYPE_BF16: store_row_as(TYPE_BF16, from, to, dim, scale); break;
+        default: store_row_as(TYPE_F16, from, to, dim, scale);
+    }
+}
+
+// A line's query, scaled, padded with zeros to whole vectors.
+CARDAN_INLINE void load_query(const struct attention_piece *piece, int64_t line, float *to) {
+    load_row((int)piece->layer->type, line_query(piece, line), to, piece->plan->k_dim,
+             (float)piece->layer->scale);
 }
 
 // Points keys[j] at key group + j for j in [begin, end); the places beside them, up to multiples
@@ -132,7 +207,7 @@ CARDAN_INLINE const char *line_query(const struct attention_piece *piece, int64_
 CARDAN_OUTLINE int find_keys(const struct attention_piece *piece, int64_t group, int begin, int end,
                             const char **keys) {
     const struct attention_plan *plan = piece->plan;
-    const int64_t bytes = content_bytes(plan);
+    const int64_t bytes = plan->content_bytes;
     for (int j = begin; j < end;) {
         const int64_t column = (group + j) / plan->block_size;
         const int64_t offset = (group + j) % plan->block_size;
@@ -149,6 +224,18 @@ CARDAN_OUTLINE int find_keys(const struct attention_piece *piece, int64_t group,
     return 1;
 }
 
+// Floats of one partial sum: largest score, weight, sums [v_dim, padded].
+CARDAN_INLINE int64_t partial_floats(const struct attention_plan *plan) {
+    return round_up(plan->v_dim, LANES) + 2;
+}
+
+CARDAN_INLINE float *partial_sums(const struct attention_piece *piece, int64_t partial,
+                                  int64_t line) {
+    const struct attention_plan *plan = piece->plan;
+    const int64_t place = partial * plan->num_kv_heads + piece->kv_head;
+    return piece->partials + (place * plan->partial_lines + line) * partial_floats(plan);
+}
+
 // c * tanh(s / c)
 CARDAN_OUTLINE vf cap_scores(vf scores, float cap) { return cap * vf_tanh(scores / cap); }
 
@@ -156,7 +243,7 @@ CARDAN_OUTLINE vf cap_scores(vf scores, float cap) { return cap * vf_tanh(scores
 CARDAN_OUTLINE void finish_line(const struct attention_piece *piece, int64_t line, float top,
                                 float weight, const float *sums) {
     const struct attention_layer *layer = piece->layer;
-    const int type = (int)piece->plan->type;
+    const int type = (int)layer->type;
     const int64_t index = line_index(piece, line), dim = piece->plan->v_dim;
     float factor = 1.0f;
     if (layer->sinks) {
@@ -167,9 +254,6 @@ CARDAN_OUTLINE void finish_line(const struct attention_piece *piece, int64_t lin
         top = above;
     }
     if (layer->lse) layer->lse[index] = top + logf(weight);
-    const vf scale = vf_splat(factor / weight);
     char *out = (char *)layer->out + index * dim * type_size(type);
-    int64_t d = 0;
-    for (; d + LANES <= dim; d += LANES) vf_store_as(type, out, d, vf_load(sums + d) * scale);
-    if (d < dim) vf_store_part(type, out, d, (int)(dim - d), vf_load(sums + d) * scale);
+    store_row(type, sums, out, dim, factor / weight);
 }

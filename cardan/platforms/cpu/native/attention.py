@@ -2,7 +2,7 @@
 query heads that share them, with an online softmax in float32."""
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -22,7 +22,7 @@ from cardan.core.interfaces.capabilities import DeviceInfo, Verdict
 from cardan.core.interfaces.device import Device
 from cardan.core.interfaces.errors import UnsupportedError
 from cardan.core.interfaces.torch_attention import refusals
-from cardan.core.types.kv import KVCacheSpec
+from cardan.core.types.kv import DTYPE_BYTES, SCALE_BYTES, KVCacheSpec
 from cardan.platforms.cpu.native.library import (
     NativeFunction,
     NativeLibrary,
@@ -35,10 +35,14 @@ from cardan.platforms.cpu.native.library import (
 )
 
 # Codes of the element types in C (simd.h).
-_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
-_BAD_BLOCK, _BAD_ROWS, _NO_ROOM = 2, 3, 4
-# Bytes of one item and of one merge (attention.h).
-_ITEM_BYTES, _MERGE_BYTES = 32, 16
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_KV_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3}
+_BAD_BLOCK, _BAD_ROWS = 2, 3
+# Bytes of one item, items of a row of few query tokens at most, and keys of each at least
+# (attention.h).
+_ITEM_BYTES, _MOST_SPLITS, _SPLIT_KEYS = 40, 16, 256
+# Plans that are kept for steps at the same addresses.
+_MOST_PLANS = 64
 _ORDER = (0, 1, 2, 3, 4)
 
 
@@ -48,12 +52,12 @@ class _Plan(ctypes.Structure):
     _fields_ = [
         ("num_rows", ctypes.c_int64),
         ("num_tokens", ctypes.c_int64),
-        ("num_heads", ctypes.c_int64),
         ("num_kv_heads", ctypes.c_int64),
         ("k_dim", ctypes.c_int64),
         ("v_dim", ctypes.c_int64),
         ("block_size", ctypes.c_int64),
-        ("type", ctypes.c_int64),
+        ("kv_type", ctypes.c_int64),
+        ("content_bytes", ctypes.c_int64),
         ("threads", ctypes.c_int64),
         ("query_start", ctypes.c_void_p),
         ("seq_lens", ctypes.c_void_p),
@@ -62,31 +66,33 @@ class _Plan(ctypes.Structure):
         ("table_stride", ctypes.c_int64),
         ("table_width", ctypes.c_int64),
         ("items", ctypes.c_void_p),
-        ("merges", ctypes.c_void_p),
-        ("partials", ctypes.c_void_p),
         ("item_room", ctypes.c_int64),
-        ("merge_room", ctypes.c_int64),
+        ("seen", ctypes.c_void_p),
+        ("num_heads", ctypes.c_int64),
         ("num_items", ctypes.c_int64),
-        ("num_merges", ctypes.c_int64),
         ("num_partials", ctypes.c_int64),
+        ("partial_lines", ctypes.c_int64),
         ("cost", ctypes.c_int64),
-        ("partial_floats", ctypes.c_int64),
     ]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class NativePlan:
-    """One step. ``kept`` owns the memory that ``fields`` points to; ``address`` is that of
-    ``fields``. Items are cut when the first layer runs, which brings the number of heads."""
+    """Steps whose tensors lie at the same addresses.
+
+    Nothing of a step's contents is in it: kernels read them where they lie each time that they
+    run, so calls with a plan may be recorded and made again for later steps. ``kept`` owns the
+    memory that ``fields`` points to; ``address`` is that of ``fields``.
+    """
 
     fields: _Plan
     address: int
-    kept: list[Tensor | npt.NDArray[Any]]
+    num_tokens: int
+    kept: tuple[Tensor | npt.NDArray[Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Functions:
-    cut: NativeFunction
     run: NativeFunction
     write: NativeFunction
 
@@ -96,9 +102,8 @@ def bind(lib: NativeLibrary) -> _Functions:
     q = (Pointer, Size, Size)
     layer = (Pointer, Size, Pointer, Pointer, Pointer, Pointer, Size, Real, Real)
     return _Functions(
-        cut=lib.function("cardan_attention_cut", Pointer),
-        run=lib.function("cardan_attention_run", Pointer, *q, *layer),
-        write=lib.function("cardan_attention_write", Pointer, *q, *q, Pointer, Size),
+        run=lib.function("cardan_attention_run", Pointer, Size, Size, *q, *layer),
+        write=lib.function("cardan_attention_write", Pointer, Size, *q, *q, Pointer, Size),
     )
 
 
@@ -109,15 +114,17 @@ def _functions() -> _Functions:
 
 class NativeAttention(AttentionBackend):
     """Multi-head, grouped and multi-query attention with all that ``LayerParams`` offers but
-    scales of a quantised cache. Equal rows give equal bits in any batch, with any threads."""
+    scales of a layer. Equal rows give equal bits in any batch, with any threads."""
 
     name = "cpu.native"
 
     @classmethod
     def accepts(cls, need: AttentionNeed, device: DeviceInfo) -> Verdict:
-        reasons = list(refusals(need))
-        if need.dtype not in _TYPES:
-            reasons.append(f"dtype {need.dtype} is not among {', '.join(_TYPES)}")
+        # Calls with a plan may be recorded; all else is as for backends over torch.
+        reasons = list(refusals(replace(need, captured=False)))
+        names = [str(dtype).removeprefix("torch.") for dtype in _TYPES]
+        if need.dtype not in names:
+            reasons.append(f"dtype {need.dtype} is not among {', '.join(names)}")
         if not reasons:
             missing = unavailable_reason()
             reasons += [] if missing is None else [missing]
@@ -125,15 +132,20 @@ class NativeAttention(AttentionBackend):
 
     @classmethod
     def layout(cls, spec: KVCacheSpec, device: DeviceInfo) -> KVLayout:
-        """``[block, 2, head, token in block, max(k_head_dim, v_head_dim)]``: what a head reads of
-        a block lies together."""
+        """``[block, 2, head, token in block, content]``: what a head reads of a block lies
+        together."""
         return KVLayout(order=_ORDER)
 
     def __init__(self, spec: KVCacheSpec, layout: KVLayout, device: Device) -> None:
         if layout.order != _ORDER or layout.opaque:
             raise UnsupportedError(f"{self.name} attention reads only its own cache layout")
         self._functions = _functions()
-        self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        if spec.scale_bytes != SCALE_BYTES.get(spec.dtype, 0):
+            raise UnsupportedError(
+                f"{self.name} attention reads no {spec.dtype} cache with scales of "
+                f"{spec.scale_bytes} bytes"
+            )
+        self._kv_dtype: torch.dtype = getattr(torch, spec.dtype)
         self._k_shape = (spec.num_kv_heads, spec.k_head_dim)
         self._v_shape = (spec.num_kv_heads, spec.v_head_dim)
         self._v_dim = spec.v_head_dim
@@ -141,15 +153,19 @@ class NativeAttention(AttentionBackend):
             2,
             spec.num_kv_heads,
             spec.block_size,
-            max(spec.k_head_dim, spec.v_head_dim),
+            spec.content_size,
         )
         self._template = _Plan(
             num_kv_heads=spec.num_kv_heads,
             k_dim=spec.k_head_dim,
             v_dim=spec.v_head_dim,
             block_size=spec.block_size,
-            type=_TYPES[spec.dtype],
+            kv_type=_KV_TYPES[spec.dtype],
+            content_bytes=spec.content_size * DTYPE_BYTES[spec.dtype],
         )
+        self._plans: dict[tuple[int, ...], NativePlan] = {}
+        # Constants of layers in float32 by the identity of what they were made of, which is kept.
+        self._constants: dict[int, tuple[Tensor, Tensor]] = {}
 
     def plan(self, batch: BatchView) -> NativePlan:
         unknown = batch.features - self.features
@@ -157,7 +173,6 @@ class NativeAttention(AttentionBackend):
             raise UnsupportedError(
                 f"{self.name} attention cannot honour {', '.join(sorted(unknown))}"
             )
-        fields = _Plan.from_buffer_copy(self._template)
         starts = _packed(batch.query_start_loc, torch.int64, "query_start_loc")
         lens = _packed(batch.seq_lens, torch.int64, "seq_lens")
         slots = _packed(batch.slot_mapping, torch.int64, "slot_mapping")
@@ -166,29 +181,63 @@ class NativeAttention(AttentionBackend):
             raise ValueError(f"block_table must be int32, got {table.dtype}")
         if table.stride(1) != 1:
             table = table.contiguous()
-        fields.num_rows = batch.num_rows
-        fields.num_tokens = batch.num_tokens
-        fields.threads = torch.get_num_threads()
-        fields.query_start = starts.data_ptr()
-        fields.seq_lens = lens.data_ptr()
-        fields.slots = slots.data_ptr()
-        fields.block_table = table.data_ptr()
-        fields.table_stride = table.stride(0)
-        fields.table_width = table.shape[1]
-        return NativePlan(fields, ctypes.addressof(fields), [starts, lens, slots, table])
+        threads = torch.get_num_threads()
+        # The plan keeps its tensors, so nothing else can come to lie at these addresses.
+        key = (
+            starts.data_ptr(),
+            lens.data_ptr(),
+            slots.data_ptr(),
+            table.data_ptr(),
+            lens.shape[0],
+            slots.shape[0],
+            table.shape[1],
+            table.stride(0),
+            threads,
+        )
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._new_plan((starts, lens, slots, table), threads)
+            if len(self._plans) == _MOST_PLANS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[key] = plan
+        return plan
+
+    def _new_plan(self, tensors: tuple[Tensor, Tensor, Tensor, Tensor], threads: int) -> NativePlan:
+        """``tensors``: query_start_loc, seq_lens, slot_mapping and block_table."""
+        starts, lens, slots, table = tensors
+        rows, tokens = lens.shape[0], slots.shape[0]
+        if starts.shape[0] != rows + 1 or table.shape[0] < rows:
+            raise ValueError(
+                f"query_start_loc {tuple(starts.shape)} and block_table {tuple(table.shape)} do "
+                f"not fit seq_lens {tuple(lens.shape)}"
+            )
+        fields = _Plan.from_buffer_copy(self._template)
+        longest = table.shape[1] * fields.block_size
+        room = tokens + rows * min(_MOST_SPLITS, longest // _SPLIT_KEYS + 1)
+        items = np.empty(room * _ITEM_BYTES, np.uint8)
+        seen = np.empty(2 * rows + 1, np.int64)
+        fields.num_rows, fields.num_tokens, fields.threads = rows, tokens, threads
+        fields.query_start, fields.seq_lens = starts.data_ptr(), lens.data_ptr()
+        fields.slots, fields.block_table = slots.data_ptr(), table.data_ptr()
+        fields.table_stride, fields.table_width = table.stride(0), table.shape[1]
+        fields.items, fields.item_room, fields.seen = items.ctypes.data, room, seen.ctypes.data
+        return NativePlan(fields, ctypes.addressof(fields), tokens, (*tensors, items, seen))
 
     def write(self, k: Tensor, v: Tensor, cache: Tensor, plan: NativePlan) -> None:
-        k, v = self._elements(k, "k"), self._elements(v, "v")
-        tokens = plan.fields.num_tokens
+        k, v = _elements(k, "k"), _elements(v, "v")
+        tokens = plan.num_tokens
         if k.shape != (tokens, *self._k_shape) or v.shape != (tokens, *self._v_shape):
             raise ValueError(
                 f"k {tuple(k.shape)} and v {tuple(v.shape)} must be "
                 f"{(tokens, *self._k_shape)} and {(tokens, *self._v_shape)}"
             )
+        if k.dtype is not v.dtype:
+            raise ValueError(f"k and v must have one dtype, got {k.dtype} and {v.dtype}")
         num_blocks = self._num_blocks(cache)
         k_strides, v_strides = k.stride(), v.stride()
         status = self._functions.write(
             plan.address,
+            _TYPES[k.dtype],
             k.data_ptr(),
             k_strides[0],
             k_strides[1],
@@ -210,28 +259,32 @@ class NativeAttention(AttentionBackend):
         lse: Tensor | None = None,
     ) -> Tensor:
         if layer.k_scale is not None or layer.v_scale is not None:
-            raise UnsupportedError(f"{self.name} attention reads no scaled (quantised) cache")
-        q = self._elements(q, "q")
-        tokens, num_heads, _ = q.shape
-        if plan.fields.num_heads != num_heads:
-            self._cut(plan, num_heads)
-        if tokens != plan.fields.num_tokens or q.shape[2] != self._k_shape[1]:
-            raise ValueError(
-                f"q {tuple(q.shape)} must be "
-                f"({plan.fields.num_tokens}, num_heads, {self._k_shape[1]})"
+            raise UnsupportedError(
+                f"{self.name} attention reads no cache that is scaled layer by layer"
             )
+        q = _elements(q, "q")
+        tokens, num_heads, _ = q.shape
+        num_kv_heads, head_dim = self._k_shape
+        if tokens != plan.num_tokens or q.shape[2] != head_dim:
+            raise ValueError(
+                f"q {tuple(q.shape)} must be ({plan.num_tokens}, num_heads, {head_dim})"
+            )
+        if num_heads % num_kv_heads or not num_heads:
+            raise ValueError(f"{num_heads} query heads are no multiple of {num_kv_heads} key heads")
         num_blocks = self._num_blocks(cache)
-        sinks = _per_head(layer.sinks, num_heads, "sinks")
-        slopes = _per_head(layer.alibi_slopes, num_heads, "alibi_slopes")
+        sinks = self._per_head(layer.sinks, num_heads, "sinks")
+        slopes = self._per_head(layer.alibi_slopes, num_heads, "alibi_slopes")
         sums = lse
         if lse is not None and (lse.dtype is not torch.float32 or not lse.is_contiguous()):
             sums = torch.empty_like(
                 lse, dtype=torch.float32, memory_format=torch.contiguous_format
             ).copy_(lse)
-        out = torch.empty((tokens, num_heads, self._v_dim), dtype=self._dtype)
+        out = torch.empty((tokens, num_heads, self._v_dim), dtype=q.dtype)
         strides = q.stride()
         status = self._functions.run(
             plan.address,
+            num_heads,
+            _TYPES[q.dtype],
             q.data_ptr(),
             strides[0],
             strides[1],
@@ -239,8 +292,8 @@ class NativeAttention(AttentionBackend):
             num_blocks,
             out.data_ptr(),
             0 if sums is None else sums.data_ptr(),
-            0 if sinks is None else sinks.data_ptr(),
-            0 if slopes is None else slopes.data_ptr(),
+            sinks,
+            slopes,
             layer.window or 0,
             layer.scale,
             layer.softcap or 0.0,
@@ -251,65 +304,45 @@ class NativeAttention(AttentionBackend):
             lse.copy_(sums)
         return out
 
-    def _cut(self, plan: NativePlan, num_heads: int) -> None:
-        """Cut the step into items for ``num_heads`` query heads."""
-        fields = plan.fields
-        if num_heads % fields.num_kv_heads:
-            raise ValueError(
-                f"{num_heads} query heads are no multiple of {fields.num_kv_heads} key heads"
-            )
-        fields.num_heads = num_heads
-        room = fields.num_rows, 0
-        status = _NO_ROOM
-        while status == _NO_ROOM:
-            items = np.empty(room[0] * _ITEM_BYTES, np.uint8)
-            merges = np.empty(room[1] * _MERGE_BYTES, np.uint8)
-            fields.items, fields.merges = items.ctypes.data, merges.ctypes.data
-            fields.item_room, fields.merge_room = room
-            status = self._functions.cut(plan.address)
-            room = fields.num_items, fields.num_merges
-        if status:
-            fields.num_heads = 0
-            _raise(status, 0)
-        plan.kept += [items, merges]
-        if fields.num_partials:
-            size = fields.num_partials * fields.partial_floats
-            partials = np.empty(size, np.float32)
-            fields.partials = partials.ctypes.data
-            plan.kept.append(partials)
-
-    def _elements(self, tensor: Tensor, name: str) -> Tensor:
-        """``tensor`` in the cache's dtype, the elements of a head one after the other."""
-        if tensor.dtype is not self._dtype:
-            raise ValueError(f"{name} must be {self._dtype} as the cache, got {tensor.dtype}")
-        return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+    def _per_head(self, values: Tensor | None, num_heads: int, name: str) -> int:
+        """Address of ``values`` in float32, which stays valid with the backend; None: 0."""
+        if values is None:
+            return 0
+        if values.numel() != num_heads:
+            raise ValueError(f"{name} has {values.numel()} elements for {num_heads} heads")
+        found = self._constants.get(id(values))
+        if found is None:
+            found = values, values.to(torch.float32).contiguous()
+            self._constants[id(values)] = found
+        return found[1].data_ptr()
 
     def _num_blocks(self, cache: Tensor) -> int:
         shape = cache.shape
         if (
             shape[1:] != self._cache_shape
-            or cache.dtype is not self._dtype
+            or cache.dtype is not self._kv_dtype
             or not cache.is_contiguous()
         ):
             raise ValueError(
-                f"the cache must be contiguous {self._dtype} (blocks, "
+                f"the cache must be contiguous {self._kv_dtype} (blocks, "
                 f"{', '.join(map(str, self._cache_shape))}), got {cache.dtype} {tuple(shape)}"
             )
         return shape[0]
+
+
+def _elements(tensor: Tensor, name: str) -> Tensor:
+    """``tensor`` with the elements of a head one after the other."""
+    if tensor.dtype not in _TYPES:
+        raise ValueError(
+            f"{name} must be {', '.join(str(dtype) for dtype in _TYPES)}, got {tensor.dtype}"
+        )
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _packed(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     if tensor.dtype is not dtype:
         raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
     return tensor if tensor.is_contiguous() else tensor.contiguous()
-
-
-def _per_head(values: Tensor | None, num_heads: int, name: str) -> Tensor | None:
-    if values is None:
-        return None
-    if values.numel() != num_heads:
-        raise ValueError(f"{name} has {values.numel()} elements for {num_heads} heads")
-    return values.to(torch.float32).contiguous()
 
 
 def _raise(status: int, num_blocks: int) -> None:

@@ -10,9 +10,11 @@ struct few_state {
     float *sums;   // [FEW_LINES, v_dim, padded]
     float *scores; // [FEW_LINES, KEYS], then weights
     float top[FEW_LINES], weight[FEW_LINES], factor[FEW_LINES];
+    float k_scales[KEYS], v_scales[KEYS];  // of the current group, if the cache has scales
     int64_t q_stride, v_stride;
-    const char *keys[KEYS], *next[KEYS];  // of the current group and of the one after it
-    int begin, end;                       // of the current group
+    const char *places[2][KEYS];
+    const char **keys, **next;  // places of the keys of the current group and of the one after it
+    int begin, end;             // of the current group
     int next_begin, next_end;
 };
 
@@ -28,21 +30,14 @@ CARDAN_INLINE size_t few_scratch(int64_t k_dim, int64_t v_dim) {
 
 CARDAN_OUTLINE void few_start(const struct attention_piece *piece, struct few_state *state,
                               float *scratch) {
-    const int64_t dim = piece->plan->k_dim;
-    const int type = (int)piece->plan->type;
-    state->q_stride = round_up(dim, LANES);
+    state->q_stride = round_up(piece->plan->k_dim, LANES);
     state->v_stride = round_up(piece->plan->v_dim, LANES);
     state->q = scratch;
     state->sums = state->q + FEW_LINES * state->q_stride;
     state->scores = state->sums + FEW_LINES * state->v_stride;
     memset(state->sums, 0, (size_t)(FEW_LINES * state->v_stride) * sizeof(float));
     for (int64_t line = 0; line < piece->lines; line++) {
-        const char *from = line_query(piece, line);
-        float *to = state->q + line * state->q_stride;
-        const vf scale = vf_splat((float)piece->layer->scale);
-        int64_t d = 0;
-        for (; d + LANES <= dim; d += LANES) vf_store(to + d, vf_load_as(type, from, d) * scale);
-        if (d < dim) vf_store(to + d, vf_load_part(type, from, d, (int)(dim - d)) * scale);
+        load_query(piece, line, state->q + line * state->q_stride);
         state->top[line] = -__builtin_inff();
         state->weight[line] = 0.0f;
     }
@@ -52,11 +47,21 @@ CARDAN_OUTLINE void few_start(const struct attention_piece *piece, struct few_st
 CARDAN_INLINE void few_dots(const float *q, int64_t stride, const char *const *keys, int64_t dim,
                             float *scores, const int lines, const int type) {
     vf sums[TOGETHER][4] = {{{0}}};
-    for (int64_t d = 0; d < dim; d += LANES) {
+    int64_t d = 0;
+    for (; d + LANES <= dim; d += LANES) {
 #pragma GCC unroll 4
         for (int k = 0; k < 4; k++) {
-            const vf key = d + LANES <= dim ? vf_load_as(type, keys[k], d)
-                                            : vf_load_part(type, keys[k], d, (int)(dim - d));
+            const vf key = kv_load(type, keys[k], d);
+#pragma GCC unroll 3
+            for (int l = 0; l < lines; l++) {
+                sums[l][k] = vf_fma(vf_load(q + l * stride + d), key, sums[l][k]);
+            }
+        }
+    }
+    if (d < dim) {
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; k++) {
+            const vf key = kv_load_part(type, keys[k], d, (int)(dim - d));
 #pragma GCC unroll 3
             for (int l = 0; l < lines; l++) {
                 sums[l][k] = vf_fma(vf_load(q + l * stride + d), key, sums[l][k]);
@@ -88,8 +93,8 @@ CARDAN_INLINE void few_values(const struct few_state *state, int64_t line, int64
         if (ahead) few_prefetch(state->next[j], ahead);
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) {
-            const vf value = part ? vf_load_part(type, values, d, part)
-                                  : vf_load_as(type, values, d + v * LANES);
+            const vf value = part ? kv_load_part(type, values, d, part)
+                                  : kv_load(type, values, d + v * LANES);
 #pragma GCC unroll 3
             for (int l = 0; l < lines; l++) {
                 sums[l][v] = vf_fma(vf_splat(weights[l * KEYS + j]), value, sums[l][v]);
@@ -114,7 +119,13 @@ static void few_weigh(const struct attention_piece *piece, struct few_state *sta
     const int begin = first > state->begin ? (int)(first < KEYS ? first : KEYS) : state->begin;
     const int end = past < state->end ? (int)(past > 0 ? past : 0) : state->end;
     const int low = state->begin / LANES * LANES, high = (int)round_up(state->end, LANES);
+    const int scaled = piece->plan->kv_type == TYPE_I8;
     float *scores = state->scores + line * KEYS;
+    if (scaled) {
+        for (int j = low; j < high; j += LANES) {
+            vf_store(scores + j, vf_load(scores + j) * vf_load(state->k_scales + j));
+        }
+    }
     if (layer->softcap != 0.0) {
         for (int j = low; j < high; j += LANES) {
             vf_store(scores + j, cap_scores(vf_load(scores + j), (float)layer->softcap));
@@ -136,11 +147,11 @@ static void few_weigh(const struct attention_piece *piece, struct few_state *sta
     const float base = top == -__builtin_inff() ? 0.0f : top;
     vf sum = {0};
     for (int j = low; j < high; j += LANES) {
-        const vf weight = vf_exp(vf_load(scores + j) - base);
-        vf_store(scores + j, weight);
+        const vf weight = vf_exp_down(vf_load(scores + j) - base);
+        vf_store(scores + j, scaled ? weight * vf_load(state->v_scales + j) : weight);
         sum += weight;
     }
-    const float factor = vf_exp(vf_splat(before - base))[0];
+    const float factor = vf_exp_down(vf_splat(before - base))[0];
     state->factor[line] = factor;
     state->top[line] = top;
     state->weight[line] = state->weight[line] * factor + vf_sum(sum);
@@ -150,22 +161,36 @@ CARDAN_INLINE void few_lines(const struct attention_piece *piece, struct few_sta
                              int64_t line, int64_t group, const int lines, const int type) {
     const struct attention_plan *plan = piece->plan;
     const int64_t shift = value_shift(plan), dim = plan->v_dim;
-    const int64_t value_bytes = line ? 0 : dim * type_size(type);
+    const int64_t value_bytes = line ? 0 : plan->content_bytes;
     for (int j = state->begin / 4 * 4; j < state->end; j += 4) {
         for (int k = 0; k < 4; k++) few_prefetch(state->keys[j + k] + shift, value_bytes);
         few_dots(state->q + line * state->q_stride, state->q_stride, state->keys + j, plan->k_dim,
                  state->scores + line * KEYS + j, lines, type);
+        for (int k = 0; type == TYPE_I8 && k < 4; k++) {
+            state->k_scales[j + k] = kv_scale(plan, state->keys[j + k]);
+        }
+    }
+    for (int j = state->begin; type == TYPE_I8 && j < state->end; j++) {
+        state->v_scales[j] = kv_scale(plan, state->keys[j] + shift);
     }
     for (int l = 0; l < lines; l++) few_weigh(piece, state, line + l, group);
-    int64_t ahead = line || !state->next_end ? 0 : plan->k_dim * type_size(type);
+    int64_t ahead = line || !state->next_end ? 0 : plan->content_bytes;
     int64_t d = 0;
     for (; d + 4 * LANES <= dim; d += 4 * LANES) {
         few_values(state, line, d, shift, 0, ahead, lines, 4, type);
         ahead = 0;
     }
-    for (; d < dim; d += LANES) {
-        const int part = dim - d < LANES ? (int)(dim - d) : 0;
-        few_values(state, line, d, shift, part, 0, lines, 1, type);
+}
+
+// What whole fours of vectors leave of the sums.
+CARDAN_INLINE void few_rest(const struct attention_piece *piece, struct few_state *state,
+                            const int type) {
+    const int64_t shift = value_shift(piece->plan), dim = piece->plan->v_dim;
+    for (int64_t line = 0; line < piece->lines; line++) {
+        for (int64_t d = dim / (4 * LANES) * (4 * LANES); d < dim; d += LANES) {
+            const int part = dim - d < LANES ? (int)(dim - d) : 0;
+            few_values(state, line, d, shift, part, 0, 1, 1, type);
+        }
     }
 }
 
@@ -186,10 +211,14 @@ CARDAN_INLINE int few_look_ahead(const struct attention_piece *piece, struct few
 CARDAN_INLINE int attend_few(const struct attention_piece *piece, float *scratch, const int type) {
     struct few_state state;
     few_start(piece, &state, scratch);
+    state.keys = state.places[0];
+    state.next = state.places[1];
     int64_t group = piece->begin / KEYS * KEYS;
     if (!few_look_ahead(piece, &state, group)) return CARDAN_BAD_BLOCK;
     for (; group < piece->end; group += KEYS) {
-        memcpy(state.keys, state.next, sizeof state.keys);
+        const char **keys = state.keys;
+        state.keys = state.next;
+        state.next = keys;
         state.begin = state.next_begin;
         state.end = state.next_end;
         if (!few_look_ahead(piece, &state, group + KEYS)) return CARDAN_BAD_BLOCK;
@@ -207,6 +236,7 @@ CARDAN_INLINE int attend_few(const struct attention_piece *piece, float *scratch
                 line += 1;
             }
         }
+        few_rest(piece, &state, type);
     }
     for (int64_t line = 0; line < piece->lines; line++) {
         const float *sums = state.sums + line * state.v_stride;
@@ -214,8 +244,7 @@ CARDAN_INLINE int attend_few(const struct attention_piece *piece, float *scratch
             finish_line(piece, line, state.top[line], state.weight[line], sums);
             continue;
         }
-        const int64_t place = piece->item->partial * piece->plan->num_kv_heads + piece->kv_head;
-        float *to = piece->plan->partials + (place * FEW_LINES + line) * (state.v_stride + 2);
+        float *to = partial_sums(piece, piece->item->partial, line);
         to[0] = state.top[line];
         to[1] = state.weight[line];
         memcpy(to + 2, sums, (size_t)state.v_stride * sizeof(float));
@@ -223,18 +252,17 @@ CARDAN_INLINE int attend_few(const struct attention_piece *piece, float *scratch
     return CARDAN_OK;
 }
 
-// The output of all lines of a row from its partial sums.
-static void merge_few(const struct attention_piece *piece, int64_t partial, int64_t count,
-                      float *sums) {
+// The output of all lines of a row from the partial sums of its items.
+static void merge_few(const struct attention_piece *piece, float *sums) {
+    const struct attention_item *item = piece->item;
     const int64_t stride = round_up(piece->plan->v_dim, LANES);
-    const int64_t step = piece->plan->num_kv_heads * FEW_LINES * (stride + 2);
     for (int64_t line = 0; line < piece->lines; line++) {
-        const int64_t place = partial * piece->plan->num_kv_heads + piece->kv_head;
-        const float *from = piece->plan->partials + (place * FEW_LINES + line) * (stride + 2);
+        const float *from = partial_sums(piece, item->first, line);
+        const int64_t step = partial_sums(piece, item->first + 1, line) - from;
         float top = -__builtin_inff(), weight = 0.0f;
-        for (int64_t i = 0; i < count; i++) top = from[i * step] > top ? from[i * step] : top;
+        for (int64_t i = 0; i < item->count; i++) top = from[i * step] > top ? from[i * step] : top;
         memset(sums, 0, (size_t)stride * sizeof(float));
-        for (int64_t i = 0; i < count; i++) {
+        for (int64_t i = 0; i < item->count; i++) {
             const float *part = from + i * step;
             const float factor = part[0] == -__builtin_inff() ? 0.0f : expf(part[0] - top);
             // A part without a visible key weighs nothing, and its sums are zeros.

@@ -1,5 +1,5 @@
-"""Norms, rotation, gated activations, the soft cap and the likeliest tokens through
-``elementwise.c``: one call each, float32 arithmetic, one rounding.
+"""Embeddings, norms, rotation, gated activations, the soft cap and the likeliest tokens through
+``embedding.c`` and ``elementwise.c``: one call each, float32 arithmetic, one rounding.
 
 A row's result depends neither on the rows beside it nor on the number of threads. Threads are
 used from about 65,000 elements on (for activations from 11,000), below which waking them costs
@@ -39,6 +39,30 @@ class ElementwiseKernels:
         self._gated = native.function("cardan_gated", *[Pointer] * 2, *[Size] * 5)
         self._cap = native.function("cardan_soft_cap", *[Pointer] * 2, Size, Size, Real, Size, Size)
         self._greedy = native.function("cardan_greedy", *[Pointer] * 2, *[Size] * 4)
+        self._embedding = native.function("cardan_embedding", *[Pointer] * 3, *[Size] * 4)
+
+    def embedding(self, token_ids: Tensor, weight: Tensor) -> Tensor:
+        """Ids outside the table raise IndexError."""
+        if token_ids.dtype is not torch.int64:
+            token_ids = token_ids.to(torch.int64)
+        token_ids, weight = token_ids.contiguous(), weight.contiguous()
+        rows, hidden = weight.shape
+        out = torch.empty((*token_ids.shape, hidden), dtype=weight.dtype)
+        status = self._embedding(
+            out.data_ptr(),
+            token_ids.data_ptr(),
+            weight.data_ptr(),
+            token_ids.numel(),
+            rows,
+            hidden * weight.element_size(),
+            torch.get_num_threads(),
+        )
+        if status:
+            raise IndexError(
+                f"token_ids must lie in [0, {rows}), the rows of weight; got "
+                f"{int(token_ids.min())} to {int(token_ids.max())}"
+            )
+        return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x = x.contiguous()
@@ -243,6 +267,7 @@ def _weight(weight: Tensor, x: Tensor, size: int) -> tuple[Tensor, int]:
 
 
 _KERNELS = ElementwiseKernels(library())
+embedding = _KERNELS.embedding
 rms_norm = _KERNELS.rms_norm
 fused_add_rms_norm = _KERNELS.fused_add_rms_norm
 rotary_embedding = _KERNELS.rotary_embedding

@@ -18,8 +18,8 @@ def _provider(op: str, dtypes: frozenset[str] = _DTYPES) -> Provider:
 
 
 # With the library missing (``library.unavailable_reason()``) none of these can be loaded.
-# Looking up embeddings is not among them: torch copies rows as fast.
 ELEMENTWISE_PROVIDERS: tuple[Provider, ...] = (
+    _provider("embedding"),
     _provider("rms_norm"),
     _provider("fused_add_rms_norm"),
     _provider("rotary_embedding"),

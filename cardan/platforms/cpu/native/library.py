@@ -19,17 +19,19 @@ import logging
 import os
 import platform
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from cardan.core.interfaces.errors import OutOfMemoryError
+from cardan.core.interfaces.errors import CardanError, OutOfMemoryError
 from cardan.platforms.cpu.cpu_info import instruction_sets
 from cardan.platforms.cpu.native.build import (
     BASE_FLAGS,
     Compiler,
+    accepts,
     cache_key,
     cache_root,
     cached_library,
@@ -45,7 +47,7 @@ from cardan.platforms.cpu.native.function import (
     Recorder,
     Size,
 )
-from cardan.platforms.cpu.native.isa import choose_level
+from cardan.platforms.cpu.native.isa import IsaLevel, usable_levels
 
 __all__ = [
     "NativeFunction",
@@ -58,13 +60,22 @@ __all__ = [
     "library",
     "native_status",
     "open_library",
+    "start_building",
     "unavailable_reason",
 ]
 
 _LOG = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent
+# Held by the thread that loads the library for all.
+_FINDING_OUT = threading.Lock()
 # A status of ``pool.h``.
 _NO_MEMORY = 1
+# Statuses of ``communicator.c``: what another rank did.
+PEER_FAILURES = {
+    16: "has left the group, because it failed or was closed",
+    17: "has died",
+    18: "did not come to a collective in time: it is stopped, stuck or swamped",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,7 @@ def check(status: int, what: str = "a kernel") -> None:
 
     Raises:
         OutOfMemoryError: the kernel found no memory for its scratch.
+        CardanError: a rank that it waited for is lost.
         RuntimeError: it refused its input, of which the caller has nothing better to say.
     """
     if status == _NO_MEMORY:
@@ -97,6 +109,8 @@ def check(status: int, what: str = "a kernel") -> None:
             f"{what} of the CPU found no memory for its scratch; free memory, or use smaller "
             "steps (scheduler.max_num_batched_tokens)"
         )
+    if status in PEER_FAILURES:
+        raise CardanError(f"another rank {PEER_FAILURES[status]}")
     if status:
         raise RuntimeError(f"{what} of the CPU refused its input (status {status})")
 
@@ -138,14 +152,27 @@ def open_library(
     Raises:
         NativeUnavailable: it cannot be had.
     """
-    level = choose_level(platform.machine(), instruction_sets(root), environment)
     compiler = find_compiler(environment)
-    files = sources(folder)
+    levels = usable_levels(platform.machine(), instruction_sets(root), environment)
+    for level in levels:
+        found = _open_level(level, compiler, sources(folder), cache_root(environment))
+        if found is not None:
+            return found
+    raise NativeUnavailable(f"the C compiler {compiler.command[0]} knows none of {BASE_FLAGS}")
+
+
+def _open_level(
+    level: IsaLevel, compiler: Compiler, files: Sequence[Path], root: Path
+) -> NativeLibrary | None:
+    """The library for ``level``; None if the compiler is too old for it."""
     flags = (*BASE_FLAGS, *level.flags)
-    kept = cache_root(environment) / cache_key(files, compiler, flags)
-    found = cached_library(kept)
-    if found is not None:
-        return NativeLibrary(_load(found), level.name, f"cached in {kept}")
+    kept = root / cache_key(files, compiler, flags)
+    cached = cached_library(kept)
+    if cached is not None:
+        return NativeLibrary(_load(cached), level.name, f"cached in {kept}")
+    if not accepts(compiler, flags):
+        _LOG.info("the C compiler has no flags for %s: %s", level.name, " ".join(level.flags))
+        return None
     started = time.perf_counter()
     try:
         built = compile_into(kept, files, compiler, flags)
@@ -173,9 +200,22 @@ def _load(file: Path) -> ctypes.CDLL:
         raise NativeUnavailable(f"the compiled kernels cannot be loaded: {error}") from error
 
 
-@cache
+def start_building() -> None:
+    """Have a thread find or compile the library, so that it is there when it is first asked for.
+
+    For processes that are sure to need it, as early as possible. ``library()`` waits for it.
+    """
+    threading.Thread(target=_outcome, name="native-library", daemon=True).start()
+
+
 def _outcome() -> NativeLibrary | str:
     """The library or why there is none: found out once for each process."""
+    with _FINDING_OUT:
+        return _find_out()
+
+
+@cache
+def _find_out() -> NativeLibrary | str:
     try:
         return open_library(os.environ)
     except NativeUnavailable as error:

@@ -31,7 +31,6 @@ def make_linear(native: NativeLibrary) -> Callable[[Tensor, Tensor, Tensor | Non
         *(Size, Size, Size, Size, Size),
     )
     kinds = TYPES
-    empty = torch.empty
     num_threads = torch.get_num_threads
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -56,10 +55,10 @@ def make_linear(native: NativeLibrary) -> Callable[[Tensor, Tensor, Tensor | Non
             bias = bias.contiguous()
         if len(shape) == 2:
             rows = shape[0]
-            out = empty(rows, outputs, dtype=dtype)
+            out = x.new_empty(rows, outputs)
         else:
             rows = x.numel() // inputs
-            out = empty(*shape[:-1], outputs, dtype=dtype)
+            out = x.new_empty(*shape[:-1], outputs)
         status = multiply(
             out.data_ptr(),
             x.data_ptr(),

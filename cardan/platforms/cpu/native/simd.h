@@ -150,6 +150,8 @@ CARDAN_INLINE vf vf_load_f16(const uint16_t *from) {
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
 #elif defined(__F16C__) && LANES == 8
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#elif defined(__aarch64__)
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
 #else
     vf value;
     for (int i = 0; i < LANES; i++) value[i] = f16_to_f32(from[i]);
@@ -162,6 +164,8 @@ CARDAN_INLINE void vf_store_f16(uint16_t *to, vf value) {
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__F16C__) && LANES == 8
     _mm_storeu_si128((__m128i *)to, _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+    vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)value)));
 #else
     for (int i = 0; i < LANES; i++) to[i] = f32_to_f16(value[i]);
 #endif
@@ -198,5 +202,58 @@ CARDAN_INLINE float vf_sum(vf value) {
     return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
 #else
     return (value[0] + value[2]) + (value[1] + value[3]);
+#endif
+}
+
+// Columns become rows: lane i of vector j goes to lane j of vector i.
+CARDAN_INLINE void vf_transpose(vf values[LANES]) {
+#if LANES == 16
+    __m512 pairs[16], fours[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        pairs[i] = _mm512_unpacklo_ps((__m512)values[i], (__m512)values[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_ps((__m512)values[i], (__m512)values[i + 1]);
+    }
+    // Part p of fours[4 i + c] is column 4 p + c of rows 4 i to 4 i + 3.
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        fours[i] = _mm512_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+        fours[i + 1] = _mm512_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+        fours[i + 2] = _mm512_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+        fours[i + 3] = _mm512_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+        const __m512 even = _mm512_shuffle_f32x4(fours[c], fours[c + 4], 0x88);
+        const __m512 odd = _mm512_shuffle_f32x4(fours[c], fours[c + 4], 0xdd);
+        const __m512 even_below = _mm512_shuffle_f32x4(fours[c + 8], fours[c + 12], 0x88);
+        const __m512 odd_below = _mm512_shuffle_f32x4(fours[c + 8], fours[c + 12], 0xdd);
+        values[c] = (vf)_mm512_shuffle_f32x4(even, even_below, 0x88);
+        values[c + 4] = (vf)_mm512_shuffle_f32x4(odd, odd_below, 0x88);
+        values[c + 8] = (vf)_mm512_shuffle_f32x4(even, even_below, 0xdd);
+        values[c + 12] = (vf)_mm512_shuffle_f32x4(odd, odd_below, 0xdd);
+    }
+#elif LANES == 8
+    __m256 fours[8];
+    // Half p of fours[4 i + c] is column 4 p + c of rows 4 i to 4 i + 3.
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        const __m256 low = _mm256_unpacklo_ps((__m256)values[i], (__m256)values[i + 1]);
+        const __m256 high = _mm256_unpackhi_ps((__m256)values[i], (__m256)values[i + 1]);
+        const __m256 low_below = _mm256_unpacklo_ps((__m256)values[i + 2], (__m256)values[i + 3]);
+        const __m256 high_below = _mm256_unpackhi_ps((__m256)values[i + 2], (__m256)values[i + 3]);
+        fours[i] = _mm256_shuffle_ps(low, low_below, 0x44);
+        fours[i + 1] = _mm256_shuffle_ps(low, low_below, 0xee);
+        fours[i + 2] = _mm256_shuffle_ps(high, high_below, 0x44);
+        fours[i + 3] = _mm256_shuffle_ps(high, high_below, 0xee);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+        values[c] = (vf)_mm256_permute2f128_ps(fours[c], fours[c + 4], 0x20);
+        values[c + 4] = (vf)_mm256_permute2f128_ps(fours[c], fours[c + 4], 0x31);
+    }
+#else
+    const vf a = values[0], b = values[1], c = values[2], d = values[3];
+    for (int i = 0; i < 4; i++) values[i] = (vf){a[i], b[i], c[i], d[i]};
 #endif
 }

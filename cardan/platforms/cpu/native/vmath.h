@@ -32,25 +32,40 @@ CARDAN_OUTLINE void vf_store_part(int type, void *to, int64_t index, int count, 
     for (int i = 0; i < count; i++) store_float(type, to, index + i, part[i]);
 }
 
-// e^x within 1.5e-7 of itself; 0 below -87.3 (where floats become subnormal), infinite from 88.7;
-// NaN stays NaN.
-CARDAN_INLINE vf vf_exp(vf x) {
+// e^x = 2^n times what is returned; n is in the low bits of *power.
+CARDAN_INLINE vf vf_exp_parts(vf x, vu *power) {
     // Adding 1.5 * 2^23 rounds to a whole number, which then is in the low bits.
     const vf shifted = x * 0x1.715476p+0f + 0x1.8p23f;
     const vf whole = shifted - 0x1.8p23f;
+    *power = (vu)shifted;
     // ln 2 in two parts, the first with so few bits that its multiples are exact.
     const vf rest = (x - whole * 0x1.62e4p-1f) - whole * 0x1.7f7d1cp-20f;
     vf series = rest * 0.0013950725551694632f + 0.008369024842977524f;
     series = series * rest + 0.04166620224714279f;
     series = series * rest + 0.166665181517601f;
     series = series * rest + 0.5f;
-    series = series * rest * rest + rest + 1.0f;
+    return series * rest * rest + rest + 1.0f;
+}
+
+// e^x within 1.5e-7 of itself; 0 below -87.3 (where floats become subnormal), infinite from 88.7;
+// NaN stays NaN.
+CARDAN_INLINE vf vf_exp(vf x) {
+    vu shifted;
+    const vf series = vf_exp_parts(x, &shifted);
     // Two factors: 2^128 is no float, but near the upper end the result still is one.
-    const vu half = ((vu)shifted << 22) & 0xff800000u;
-    const vu power = ((vu)shifted << 23) - half;
+    const vu half = (shifted << 22) & 0xff800000u;
+    const vu power = (shifted << 23) - half;
     const vf value = series * (vf)(half + 0x3f800000) * (vf)(power + 0x3f800000);
     const vf bounded = vf_select(x > 88.72283f, vf_splat(__builtin_inff()), value);
     return vf_select(x < -87.33f, vf_splat(0.0f), bounded);
+}
+
+// vf_exp of what is not above 0.
+CARDAN_INLINE vf vf_exp_down(vf x) {
+    vu shifted;
+    const vf series = vf_exp_parts(x, &shifted);
+    const vf value = series * (vf)((shifted << 23) + 0x3f800000);
+    return (vf)(~(x < -87.33f) & (vi)value);
 }
 
 // tanh x within 1.5e-7 of itself.

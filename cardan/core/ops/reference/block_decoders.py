@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cardan.core.weights.gguf_types import GGMLType
+from cardan.core.types.ggml import BLOCK_FORMATS, GGMLType
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -27,6 +27,8 @@ _IQ4_LEVELS: Final = np.array(
 _NIBBLE_SHIFTS: Final = np.array([0, 4], np.uint8)
 _PAIR_SHIFTS: Final = np.array([0, 2, 4, 6], np.uint8)
 _BIT_SHIFTS: Final = np.arange(8, dtype=np.uint8)
+# Elements decoded at a time: the scratch of a chunk stays within a core's cache.
+_CHUNK_ELEMENTS: Final = 1 << 16
 
 
 def _halves(blocks: Bytes, start: int) -> Floats:
@@ -201,3 +203,22 @@ DECODERS: Final[dict[GGMLType, Callable[[Bytes, Floats], None]]] = {
     GGMLType.Q6_K: _q6_k,
     GGMLType.IQ4_NL: _iq4_nl,
 }
+
+
+def decode_rows(rows: Bytes, ggml_type: GGMLType) -> Floats:
+    """Rows of whole blocks, uint8 [n, row bytes], as float32 [n, row elements]."""
+    block = BLOCK_FORMATS[ggml_type]
+    num_rows, row_bytes = rows.shape
+    row_elements = row_bytes // block.nbytes * block.elements
+    out = np.empty((num_rows, row_elements), np.float32)
+    decode = DECODERS[ggml_type]
+    step = max(1, _CHUNK_ELEMENTS // max(row_elements, 1))
+    # Damaged scales may be infinite: the result says so, without a warning for every chunk.
+    with np.errstate(all="ignore"):
+        for start in range(0, num_rows, step):
+            chunk = np.ascontiguousarray(rows[start : start + step])
+            decode(
+                chunk.reshape(-1, block.nbytes),
+                out[start : start + step].reshape(-1, block.elements),
+            )
+    return out

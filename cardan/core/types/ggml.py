@@ -1,4 +1,7 @@
-"""The tensor types of GGML: ids, names and block sizes, as fixed by the GGUF file format."""
+"""The tensor types of GGML: ids, names and block sizes, as fixed by the GGUF file format.
+
+A *format* is the lower-case name of a type whose blocks hold quantised numbers: ``q4_0``.
+"""
 
 from __future__ import annotations
 
@@ -89,3 +92,26 @@ BLOCK_FORMATS: dict[GGMLType, BlockFormat] = {
     GGMLType.NVFP4: BlockFormat(64, 36),
     GGMLType.Q1_0: BlockFormat(128, 18),
 }
+
+# The formats that operations on stored blocks are defined for.
+BLOCK_TYPES: dict[str, GGMLType] = {
+    ggml_type.name.lower(): ggml_type
+    for ggml_type in (
+        GGMLType.Q4_0,
+        GGMLType.Q4_1,
+        GGMLType.Q5_0,
+        GGMLType.Q5_1,
+        GGMLType.Q8_0,
+        GGMLType.Q2_K,
+        GGMLType.Q3_K,
+        GGMLType.Q4_K,
+        GGMLType.Q5_K,
+        GGMLType.Q6_K,
+        GGMLType.IQ4_NL,
+    )
+}
+
+
+def block_format(name: str) -> BlockFormat:
+    """How the format called ``name`` is stored; ``BLOCK_TYPES`` has the names."""
+    return BLOCK_FORMATS[BLOCK_TYPES[name]]

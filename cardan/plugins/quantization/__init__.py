@@ -1,0 +1,1 @@
+"""Quantisation schemes: GGUF blocks as they are stored, and weights quantised while they load."""
