@@ -112,6 +112,22 @@ def test_strided_inputs():
     assert torch.equal(ops.greedy_tokens(logits.T), logits.T.argmax(-1))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embeddings_are_rows_of_the_table(dtype):
+    """Bit by bit, for no id, few, and so many that threads share them; views as their copies."""
+    ops = kernels("best")
+    table = torch.randn(50, 130).to(getattr(torch, dtype))
+    table[7, 3] = torch.nan
+    for ids in (torch.randint(0, 50, (count,)) for count in (0, 1, 3, 2000)):
+        found = ops.embedding(ids, table)
+        assert found.dtype is table.dtype
+        assert torch.equal(found.view(torch.uint8), table[ids].view(torch.uint8))
+    ids = torch.randint(0, 50, (4, 6))
+    for chosen in (ids.int(), ids.T, ids[:, ::2]):
+        found, wanted = ops.embedding(chosen, table[:, 5:69]), table[:, 5:69][chosen.long()]
+        assert torch.equal(found.view(torch.uint8), wanted.contiguous().view(torch.uint8))
+
+
 @pytest.mark.parametrize("isa", ["best", "scalar"])
 @pytest.mark.parametrize("vocab_size", [1, 5, 33, 2048, 2049, 9001])
 def test_greedy_ties_and_special_values(vocab_size, isa):
@@ -170,6 +186,8 @@ def test_bad_input_is_named():
         ops.fused_add_rms_norm(x, x[:2], torch.ones(8), 1e-5)
     with pytest.raises(ValueError, match="so it is even; got 7"):
         ops.silu_and_mul(x[:, :7])
+    with pytest.raises(IndexError, match=r"token_ids must lie in \[0, 8\), .* got -1 to 8"):
+        ops.embedding(torch.tensor([3, 8, -1]), torch.randn(8, 2))
     with pytest.raises(IndexError, match=r"positions must lie in \[0, 4\), .* got 0 to 4"):
         ops.rotary_embedding(q, k, cos_sin, positions)
     with pytest.raises(IndexError, match="got -1 to -1"):

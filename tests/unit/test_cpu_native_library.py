@@ -6,19 +6,21 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from cardan.core.interfaces.errors import OutOfMemoryError
 from cardan.platforms.cpu.native import build, library
-from cardan.platforms.cpu.native.isa import choose_level
+from cardan.platforms.cpu.native.isa import IsaLevel, choose_level, usable_levels
 from cardan.platforms.cpu.native.library import NativeUnavailable, check, open_library
 
 HAS_COMPILER = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
 POOL = Path(library.__file__).parent
 AVX2 = ("sse4_2", "avx2", "fma", "f16c")
+AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 
 # Each index is counted by its task; a forked child, and tasks that start loops, count too.
 COUNT_C = """
@@ -103,18 +105,33 @@ def pool(tmp_path_factory):
 def test_levels_follow_features_and_the_variable():
     assert choose_level("x86_64", (), {}).name == "scalar"
     assert choose_level("x86_64", AVX2, {}).name == "avx2"
-    asked = {"CARDAN_CPU_ISA": "avx512_bf16"}
+    assert choose_level("x86_64", (*AVX2, "avx_vnni"), {}).name == "avx2_vnni"
+    # Foundation alone, of the first such machines, is not enough.
     assert choose_level("x86_64", (*AVX2, "avx512f"), {}).name == "avx2"
-    assert choose_level("x86_64", (*AVX2, "avx512f"), asked).name == "avx512"
-    best = choose_level("x86_64", (*AVX2, "avx512f", "avx512_bf16"), asked)
+    assert choose_level("x86_64", AVX512, {}).name == "avx512"
+    best = choose_level("x86_64", (*AVX512, "avx512_vnni", "avx512_bf16", "avx_vnni"), {})
     assert best.name == "avx512_bf16"
-    assert "-mavx512bf16" in best.flags
-    assert choose_level("AMD64", AVX2, {"CARDAN_CPU_ISA": "scalar"}).name == "scalar"
+    assert {"-mavx512bf16", "-mavx512vnni"} <= set(best.flags)
+    for name in ("scalar", "avx2", "avx512"):
+        assert choose_level("AMD64", AVX512, {"CARDAN_CPU_ISA": name}).name == name
     # The variable lowers only.
     assert choose_level("x86_64", AVX2, {"CARDAN_CPU_ISA": "avx512"}).name == "avx2"
-    assert choose_level("aarch64", ("neon",), {}).flags == ()
+    names = [level.name for level in usable_levels("x86_64", AVX512, {})]
+    assert names == ["avx512", "avx2", "scalar"]
     with pytest.raises(NativeUnavailable, match="'mmx' is not known on x86_64; known: scalar, avx"):
         choose_level("x86_64", AVX2, {"CARDAN_CPU_ISA": "mmx"})
+
+
+def test_levels_of_other_architectures():
+    arm = ("neon", "asimdhp", "asimddp")
+    assert choose_level("aarch64", ("neon",), {}).flags == ()
+    assert choose_level("aarch64", arm, {}).name == "dotprod"
+    assert choose_level("arm64", (*arm, "i8mm", "bf16"), {}).name == "i8mm"
+    sve = choose_level("aarch64", (*arm, "i8mm", "bf16", "sve"), {})
+    assert sve.flags == ("-march=armv8.2-a+fp16+dotprod+i8mm+bf16+sve",)
+    # The lowest has this name everywhere.
+    assert choose_level("aarch64", arm, {"CARDAN_CPU_ISA": "scalar"}).name == "neon"
+    assert choose_level("riscv64", (), {}).name == "scalar"
 
 
 def test_the_cache_folder_follows_the_environment():
@@ -187,6 +204,56 @@ def test_a_failed_build_shows_what_the_compiler_said(tmp_path):
     with pytest.raises(NativeUnavailable, match=r"(?s)failed with status 1: .*nothing"):
         open_library(environment(tmp_path), folder=folder)
     assert not list(build.cache_root(environment(tmp_path)).glob("*/*"))
+
+
+@needs_compiler
+def test_a_compiler_too_old_for_a_level_gets_the_one_below(tmp_path, monkeypatch, caplog):
+    folder = small_source(tmp_path / "c")
+    levels = (IsaLevel("future", frozenset(), ("-mfuture",)), IsaLevel("now", frozenset(), ()))
+    monkeypatch.setattr(library, "usable_levels", lambda *_: levels)
+    with caplog.at_level(logging.INFO):
+        found = open_library(environment(tmp_path), folder=folder)
+    assert found.isa == "now"
+    assert found.function("answer")() == 42
+    assert "no flags for future: -mfuture" in caplog.text
+    monkeypatch.setattr(library, "usable_levels", lambda *_: levels[:1])
+    with pytest.raises(NativeUnavailable, match="knows none of"):
+        open_library(environment(tmp_path), folder=folder)
+
+
+@needs_compiler
+def test_without_a_precompiled_header_it_is_compiled_all_the_same(tmp_path):
+    folder = small_source(tmp_path / "c")
+    (folder / "other.c").write_text("int other = 1;\n")
+    wrapper = tmp_path / "cc"
+    wrapper.write_text(
+        '#!/bin/sh\ncase "$*" in *c-header*) exit 1;; esac\nexec cc "$@"\n', encoding="ascii"
+    )
+    wrapper.chmod(0o755)
+    found = open_library(environment(tmp_path, CC=str(wrapper)), folder=folder)
+    assert found.function("answer")() == 42
+
+
+def test_a_library_that_is_being_found_is_waited_for(monkeypatch):
+    begun, may_end = threading.Event(), threading.Event()
+    calls = []
+
+    def open_slowly(_):
+        calls.append(threading.current_thread().name)
+        begun.set()
+        assert may_end.wait(60)
+        return library.NativeLibrary(ctypes.CDLL(None), "avx2", "cached in /c")
+
+    monkeypatch.setattr(library, "open_library", open_slowly)
+    library._find_out.cache_clear()
+    try:
+        library.start_building()
+        assert begun.wait(60)
+        threading.Timer(0.05, may_end.set).start()
+        assert library.library().origin == "cached in /c"
+        assert calls == ["native-library"]
+    finally:
+        library._find_out.cache_clear()
 
 
 @needs_compiler

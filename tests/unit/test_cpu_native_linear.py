@@ -13,7 +13,7 @@ from torch.nn import functional
 from cardan.core.interfaces.kernels import Case
 from cardan.core.ops.catalogue import CATALOGUE
 from cardan.core.ops.compare import compare_case
-from cardan.core.ops.self_check import self_check
+from cardan.core.ops.self_check import LoadedKernel, self_check
 from cardan.platforms.cpu import native
 from cardan.platforms.cpu.cpu_info import instruction_sets
 from cardan.platforms.cpu.native.isa import choose_level
@@ -37,7 +37,9 @@ SIZES = (
     (5, 97, 33),
     (6, 48, 100),
     (7, 200, 1000),
+    (9, 47, 1025),
     (13, 51, 9000),
+    (41, 25, 2100),
     (16, 576, 576),
     (485, 33, 70),
 )
@@ -61,8 +63,9 @@ def linear(request, tmp_path_factory):
     if level.name != request.param:
         pytest.skip(f"this CPU has no {request.param}: {' '.join(features)}")
     folder = tmp_path_factory.mktemp(request.param)
-    for name in ("pool.c", "pool.h", "simd.h", "linear.c"):
-        shutil.copy(Path(native.__file__).parent / name, folder)
+    for pattern in ("pool.[ch]", "simd.h", "linear*.[ch]"):
+        for file in Path(native.__file__).parent.glob(pattern):
+            shutil.copy(file, folder)
     return make_linear(open_library({**environment, "XDG_CACHE_HOME": str(folder)}, folder=folder))
 
 
@@ -185,6 +188,6 @@ def test_the_provider_passes_the_registrys_check(dtype):
     (provider,) = LINEAR_PROVIDERS
     assert provider.load == f"{linear.__module__}:{linear.__name__}"
     device = torch.device("cpu")
-    found = self_check(LINEAR, provider, linear, name_of(dtype), OPS, device, ())
+    found = self_check(LINEAR, provider, LoadedKernel(linear), name_of(dtype), OPS, device, ())
     assert found.ok, found.text
     assert found.text.startswith("passed: 3 cases")
