@@ -32,10 +32,13 @@ BATCHES = {
     "decode 32 x 384": [(1, 384)] * 32,
     "decode 1 x 4096": [(1, 4096)],
     "verify 4 of 8 x 384": [(4, 384)] * 8,
+    "prefill 128": [(128, 128)],
     "prefill 512": [(512, 512)],
     "mixed": [(1, 384)] * 16 + [(256, 1024)],
 }
 DTYPES = ("float32", "bfloat16")
+# Computing dtype, and that of the cache.
+CACHES = (("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "int8"))
 ROWS = (1, 32)
 # A measurement calls a function for about so long.
 SECONDS = 0.01
@@ -59,11 +62,13 @@ def least_times(calls, repeats, clock):
     return {name: round(seconds * 1e6, 1) for name, seconds in least.items()}
 
 
-def attention_calls(dtype, rows):
+def attention_calls(dtype, kv_dtype, rows):
     """What to time of each backend: functions by kind of time, then by name of the backend."""
     device = DeviceInfo(platform="cpu", index=0, name="cpu", arch="cpu")
     layer = LayerParams(scale=0.125)
-    geometry = Geometry(heads=9, kv_heads=3, k_dim=64, v_dim=64, block_size=16, dtype=dtype)
+    geometry = Geometry(
+        heads=9, kv_heads=3, k_dim=64, v_dim=64, block_size=16, dtype=dtype, kv_dtype=kv_dtype
+    )
     calls = {"run_us": {}, "plan_us": {}, "write_us": {}}
     for backend_class in (NativeAttention, CpuAttention):
         layout = backend_class.layout(geometry.spec, device)
@@ -134,13 +139,14 @@ def main():
     clock = time.thread_time if options.threads == 1 else time.perf_counter
     report(library=native_status(), threads=options.threads, torch=torch.__version__)
     with torch.inference_mode():
-        for dtype in DTYPES:
+        for dtype, kv_dtype in CACHES:
             for name, rows in BATCHES.items():
                 times = {
                     kind: least_times(calls, options.repeats, clock)
-                    for kind, calls in attention_calls(dtype, rows).items()
+                    for kind, calls in attention_calls(dtype, kv_dtype, rows).items()
                 }
-                report(attention=name, dtype=dtype, **times)
+                report(attention=name, dtype=dtype, kv_dtype=kv_dtype, **times)
+        for dtype in DTYPES:
             for rows in ROWS:
                 for op, calls in elementwise_calls(getattr(torch, dtype), rows).items():
                     times = least_times(calls, options.repeats, clock)

@@ -40,6 +40,15 @@ def test_agrees_with_oracle(dtype, rows, window):
     check(batch, build(CpuAttention, geometry), layer, TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_caches_in_other_dtypes(dtype, kv_dtype):
+    geometry = Geometry(dtype=dtype, kv_dtype=kv_dtype)
+    assert CpuAttention.accepts(geometry.need, DEVICE)
+    batch = PagedBatch(geometry, MIXED, 1, Placement(padding=2))
+    check(batch, build(CpuAttention, geometry), LayerParams(scale=0.25), TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2), (4, 1)])
 @pytest.mark.parametrize("dims", [(16, 16), (16, 8), (8, 24)])
 def test_heads_and_dims(heads, dims):

@@ -1,5 +1,7 @@
 """The reference backend against a per-sequence float64 oracle."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,9 @@ from cardan.core.interfaces.attention import KVLayout, LayerParams
 from cardan.core.interfaces.capabilities import DeviceInfo
 from cardan.core.interfaces.errors import UnsupportedError
 from cardan.core.interfaces.torch_attention import cut_pieces
+from cardan.core.interfaces.torch_kv_content import loaded_content, stored_content
 from cardan.core.ops.reference.attention import ReferenceAttention
+from cardan.core.types.kv import KV_DTYPES, KVCacheSpec
 from cardan.testing.conformance.attention_truth import error_text
 from cardan.testing.conformance.paged_batches import Geometry, PagedBatch, Placement
 
@@ -48,6 +52,33 @@ def layer_params(seed=0, heads=6, **fields):
 def test_mixed_batch(dtype, seed):
     geometry = Geometry(dtype=dtype)
     check(PagedBatch(geometry, MIXED, seed), build(ReferenceAttention, geometry), layer_params())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_caches_in_other_dtypes(dtype, kv_dtype):
+    geometry = Geometry(dtype=dtype, kv_dtype=kv_dtype, k_dim=22, v_dim=19)
+    assert ReferenceAttention.accepts(geometry.need, DEVICE)
+    check(PagedBatch(geometry, MIXED, 3), build(ReferenceAttention, geometry), layer_params())
+
+
+@pytest.mark.parametrize("head_dim", [1, 4, 7, 64])
+def test_int8_content_is_as_documented(head_dim):
+    """Against the same rules in NumPy."""
+    spec = KVCacheSpec("full", 16, 2, head_dim, head_dim, "int8", scale_bytes=4)
+    x = np.random.default_rng(1).standard_normal((5, 2, head_dim)).astype(np.float32)
+    x[0], x[1, 0, 0], x[1, 1] = 0, np.nan, 1e-45
+    content = stored_content(torch.from_numpy(x), spec, torch.int8)
+    assert content.shape == (5, 2, -(-head_dim // 4) * 4 + 4)
+    scales = (np.abs(x).max(-1) / np.float32(127)).astype("<f4")
+    assert np.array_equal(content.numpy()[..., -4:].copy().view("<f4")[..., 0], scales, True)
+    with np.errstate(all="ignore"):
+        whole = np.where(scales[..., None] > 0, np.rint(x / scales[..., None]), 0).clip(-127, 127)
+    assert np.array_equal(content.numpy()[..., :head_dim], whole)
+    back = loaded_content(content, head_dim, spec)
+    assert back[1, 0].isnan().all()
+    error = (back - torch.from_numpy(x)).abs()[2:]
+    assert (error <= torch.from_numpy(scales)[2:, :, None] * 0.5001).all()
 
 
 @pytest.mark.parametrize(
@@ -157,13 +188,11 @@ def test_decode_step_is_one_chunk():
 
 
 def test_refusals_have_reasons():
-    from dataclasses import replace
-
     need = Geometry().need
     assert ReferenceAttention.accepts(need, DEVICE)
     for change, reason in (
         ({"kind": "mla"}, "mla"),
-        ({"kv_dtype": "int8"}, "int8"),
+        ({"kv_dtype": "float8_e4m3"}, "float8_e4m3 is not among float32, bfloat16, float16, int8"),
         ({"num_heads": 5}, "multiple"),
         ({"tree_mask": True}, "tree"),
         ({"captured": True}, "captured"),
@@ -182,5 +211,7 @@ def test_what_cannot_be_honoured_is_an_error():
     batch.batch.features = frozenset({"tree_mask"})
     with pytest.raises(UnsupportedError, match="tree_mask"):
         backend.plan(batch.batch)
+    with pytest.raises(UnsupportedError, match="no int8 cache with scales of 0 bytes"):
+        ReferenceAttention(replace(geometry.spec, dtype="int8"), KVLayout(), None)
     with pytest.raises(UnsupportedError, match="layout"):
         ReferenceAttention(geometry.spec, KVLayout(order=(0, 1, 2, 3, 4)), None)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cardan.bootstrap.model_source import normal_kv_dtype
 from cardan.core.kvcache.sizing import fit_model_len, format_bytes, group_layers, size_cache
 from cardan.core.types.errors import ConfigError
 from cardan.core.types.kv import KVCacheSpec
@@ -110,3 +111,14 @@ def test_what_is_needed_is_enough():
 )
 def test_bytes_in_words(count, text):
     assert format_bytes(count) == text
+
+
+def test_dtypes_of_caches_have_names():
+    assert [normal_kv_dtype(name) for name in ("auto", "bf16", "int8", "torch.float16")] == [
+        "auto",
+        "bfloat16",
+        "int8",
+        "float16",
+    ]
+    with pytest.raises(ConfigError, match=r"cache\.kv_cache_dtype 'int4' is unknown; choose auto"):
+        normal_kv_dtype("int4")

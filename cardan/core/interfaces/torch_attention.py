@@ -148,6 +148,8 @@ class TorchAttention(AttentionBackend):
 
     # Bytes that one chunk may gather, scores included.
     max_chunk_bytes: ClassVar[int] = 256 << 20
+    # Whether ``attend`` takes keys and values in other dtypes than the queries'.
+    takes_mixed_dtypes: ClassVar[bool] = False
 
     @classmethod
     def layout(cls, spec: KVCacheSpec, device: DeviceInfo) -> KVLayout:
@@ -214,6 +216,8 @@ class TorchAttention(AttentionBackend):
             queries = q if chunk.tokens is None else q.index_select(0, chunk.tokens)
             queries = queries.unflatten(0, chunk.shape[:2])
             keys, values = self._gather(cache, chunk)
+            if not self.takes_mixed_dtypes:
+                keys, values = keys.to(q.dtype), values.to(q.dtype)
             result, sums = self.attend(
                 (queries, keys, values), (plan, index), layer, lse is not None
             )
@@ -237,7 +241,8 @@ class TorchAttention(AttentionBackend):
         """Attention of one chunk, which is ``place[0].chunks[layer.window][place[1]]``.
 
         ``inputs``: q [n, P, num_heads, k_head_dim], k [n, num_kv_heads, K, k_head_dim], v alike;
-        keys and values in the cache's dtype, or float32 from a cache with scales.
+        all in q's dtype, or, with ``takes_mixed_dtypes``, keys and values in the cache's dtype,
+        float32 from a cache with scales.
         Returns [n, P, num_heads, v_head_dim] in q's dtype and, if ``lse``, the log-sum-exp
         [n, P, num_heads] float32.
         """

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from cardan.core.interfaces.kernels import Kernel
@@ -17,22 +16,26 @@ _CHUNK_BYTES = 64 * 2**20
 class LogprobsTable:
     """Log-probabilities of one token for each of n rows, on the device.
 
-    ``token_ids`` [n, 1 + k] int64 and ``logprobs`` [n, 1 + k] float32 start with the chosen token;
-    ``ranks`` [n] int64 is its 1-based rank.
+    ``token_ids`` [n] int64 are the chosen tokens, ``logprobs`` [n] float32 theirs and ``ranks``
+    [n] int64 their 1-based ranks; ``top_ids`` and ``top_logprobs`` [n, k] are the likeliest ones.
     """
 
     rows: Int64
     token_ids: Tensor
     logprobs: Tensor
     ranks: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
 
     def arrays(self) -> LogprobsArrays:
-        """All rows as positions; waits for the device."""
-        return LogprobsArrays(
-            token_ids=self.token_ids.cpu().numpy().astype(np.int32),
-            logprobs=self.logprobs.cpu().numpy().astype(np.float32),
-            ranks=self.ranks.cpu().numpy().astype(np.int32),
-        )
+        """All rows as positions, the chosen token first; waits for the device."""
+        size = (self.top_ids.shape[0], 1 + self.top_ids.shape[1])
+        token_ids, logprobs = np.empty(size, np.int32), np.empty(size, np.float32)
+        token_ids[:, 0] = self.token_ids.cpu().numpy()
+        token_ids[:, 1:] = self.top_ids.cpu().numpy()
+        logprobs[:, 0] = self.logprobs.cpu().numpy()
+        logprobs[:, 1:] = self.top_logprobs.cpu().numpy()
+        return LogprobsArrays(token_ids, logprobs, self.ranks.cpu().numpy().astype(np.int32))
 
     def by_row(self) -> dict[int, LogprobsArrays]:
         """One position for each row; waits for the device."""
@@ -49,13 +52,8 @@ def logprobs_table(
     kernel: Kernel, rows: Int64, logits: Tensor, token_ids: Tensor, k: int
 ) -> LogprobsTable:
     """Table of tokens [n] and the k likeliest ones under float32 logits [n, V]."""
-    top_ids, top_logprobs, logprob, ranks = kernel(logits, token_ids, k)
-    return LogprobsTable(
-        rows=rows,
-        token_ids=torch.cat((token_ids[:, None], top_ids), dim=1),
-        logprobs=torch.cat((logprob[:, None], top_logprobs), dim=1),
-        ranks=ranks,
-    )
+    top_ids, top_logprobs, logprobs, ranks = kernel(logits, token_ids, k)
+    return LogprobsTable(rows, token_ids, logprobs, ranks, top_ids, top_logprobs)
 
 
 def chunked_logprobs(kernel: Kernel, logits: Tensor, token_ids: Tensor, k: int) -> LogprobsArrays:

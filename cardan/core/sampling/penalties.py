@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cardan.core.interfaces.kernels import Kernel, OpTable
-from cardan.core.sampling.batch import BatchRows, put, take
+from cardan.core.sampling.batch import BatchRows, take
 from cardan.core.types.sampling_params import SamplingParams
 from cardan.core.types.step import Int64
 
@@ -79,9 +79,10 @@ class Penalties:
             slots=batch.upload([entry.slot for entry in entries]),
             counts=counts,
             prompt=prompt,
-            factors=tuple(
-                batch.upload([getattr(entry, name) for entry in entries], torch.float32)
-                for name in ("repetition", "presence", "frequency")
+            ones=torch.ones(len(entries), dtype=torch.int32, device=self._device),
+            factors=batch.upload(
+                np.asarray([(e.repetition, e.presence, e.frequency) for e in entries]).T,
+                torch.float32,
             ),
         )
 
@@ -115,20 +116,23 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class PenaltyEdit:
-    """Penalise the rows at ``index`` of the batch; the tables belong to ``Penalties``."""
+    """Penalise the rows at ``index`` of the batch; the tables belong to ``Penalties``.
+
+    ``ones`` [M] int32 is what a sampled token adds to its count.
+    """
 
     kernel: Kernel
     index: Tensor | None
     slots: Tensor
     counts: Tensor
     prompt: Tensor
-    factors: tuple[Tensor, ...]
+    ones: Tensor
+    factors: Tensor
 
     def apply(self, logits: Tensor, num_output_tokens: Int64) -> Tensor:
-        seen = (self.prompt.index_select(0, self.slots), self.counts.index_select(0, self.slots))
-        return put(logits, self.index, self.kernel(take(logits, self.index), *seen, *self.factors))
+        self.kernel(logits, self.index, self.slots, self.prompt, self.counts, self.factors)
+        return logits
 
     def record(self, token_ids: Tensor) -> None:
-        tokens = take(token_ids, self.index)
-        ones = torch.ones_like(tokens, dtype=torch.int32)
-        self.counts.index_put_((self.slots, tokens), ones, accumulate=True)
+        where = (self.slots, take(token_ids, self.index))
+        self.counts.index_put_(where, self.ones, accumulate=True)

@@ -6,32 +6,25 @@ from torch import Tensor
 
 from cardan.core.sampling.batch import BatchRows, LogitsEdit
 from cardan.core.sampling.processors import ProcessorEdit
+from cardan.core.sampling.random_stream import UInt64
 from cardan.core.types.step import Int64
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """Settings [n] of the drawn rows at ``index`` that use top-k, top-p or min-p."""
-
-    index: Tensor | None
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
     """Rows of the batch that are not greedy.
 
-    ``places`` [R] and ``index`` (None: the whole batch) name them; ``temperature`` [R, 1] is None
-    where all of them are 1.
+    ``places`` [R] and ``index`` (None: the whole batch) name them. ``streams`` [R] uint64 are
+    their random streams. ``temperature``, ``top_k`` and ``shares`` are what ``choose_tokens``
+    takes.
     """
 
     places: Int64
     index: Tensor | None
-    seeds: Int64
+    streams: UInt64
     temperature: Tensor | None
-    truncation: Truncation | None
+    top_k: Tensor | None
+    shares: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +40,12 @@ class LogprobsGroup:
 class SamplingPlan:
     """Everything about a batch that does not change from step to step.
 
-    ``edits`` apply in order, before ``processors``. None and empty parts cost nothing.
+    ``edits`` apply in order, before ``processors``. None and empty parts cost nothing. ``key`` are
+    the bytes of the batch's rows, by which the plan of an unchanged batch is found.
     """
 
     batch: BatchRows
+    key: bytes
     edits: tuple[LogitsEdit, ...]
     processors: ProcessorEdit | None
     draw: Draw | None

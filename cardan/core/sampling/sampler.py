@@ -24,6 +24,9 @@ NO_TOKEN_LEFT = (
     "masks together forbid all of them"
 )
 
+# What ``choose_tokens`` takes beside the logits where no row is drawn.
+_ALL_GREEDY = (None,) * 5
+
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
@@ -70,9 +73,7 @@ class Sampler:
     def __init__(self, states: SamplingStates, ops: OpTable) -> None:
         self.states = states
         use: dict[str, int | str] = {"dtype": "float32", "vocab_size": states.vocab_size}
-        self._greedy = ops.bind("greedy_tokens", **use)
-        self._sample = ops.bind("sample_tokens", **use)
-        self._truncate = ops.bind("apply_min_p_top_k_top_p", **use)
+        self._choose = ops.bind("choose_tokens", **use)
         self._mask = ops.bind("apply_token_mask", **use)
         self._logprobs = ops.bind("token_logprobs", **use)
 
@@ -109,12 +110,12 @@ class Sampler:
         if edited and len(logits):
             bad_logits = ~torch.isfinite(logits.amax(-1))
             logits, failures = self._edit(logits, plan, num_output_tokens, mask)
-        tokens, failed = self._choose(logits, plan, num_output_tokens)
+        tokens, failed = self._chosen(logits, plan.draw, num_output_tokens)
         if bad_logits is not None:
             failed = failed | bad_logits
-        if failures:
-            failed = failed | failure_mask(failures, len(tokens), tokens.device)
-        tokens = tokens.masked_fill(failed, 0)
+            if failures:
+                failed = failed | failure_mask(failures, len(tokens), tokens.device)
+            tokens = tokens.masked_fill(failed, 0)
         plan.record(tokens)
         tables = tuple(
             logprobs_table(self._logprobs, group.rows, raw, take(tokens, group.index), group.k)
@@ -174,8 +175,8 @@ class Sampler:
         bits = batch.upload(mask.bits, torch.int32)
         return put(logits, index, self._mask(take(logits, index), bits))
 
-    def _choose(
-        self, logits: Tensor, plan: SamplingPlan, num_output_tokens: Int64
+    def _chosen(
+        self, logits: Tensor, draw: Draw | None, num_output_tokens: Int64
     ) -> tuple[Tensor, Tensor]:
         """Tokens [S] and failed [S]: rows whose largest logit is NaN or not finite."""
         if not len(logits):
@@ -183,27 +184,17 @@ class Sampler:
                 torch.empty(0, dtype=torch.int64, device=logits.device),
                 torch.empty(0, dtype=torch.bool, device=logits.device),
             )
-        tokens = self._greedy(logits)
-        failed = ~torch.isfinite(logits.gather(1, tokens[:, None])[:, 0])
-        if plan.draw is not None:
-            drawn = self._drawn(take(logits, plan.draw.index), plan.draw, num_output_tokens)
-            tokens = put(tokens, plan.draw.index, drawn)
-        return tokens, failed
-
-    def _drawn(self, logits: Tensor, draw: Draw, num_output_tokens: Int64) -> Tensor:
-        if draw.temperature is not None:
-            # From the largest logit down, so that a low temperature cannot overflow.
-            logits = (logits - logits.amax(-1, keepdim=True)).div_(draw.temperature)
-        cut = draw.truncation
-        if cut is not None:
-            part = self._truncate(take(logits, cut.index), cut.top_k, cut.top_p, cut.min_p)
-            # Without an index or a temperature the rows may still be those of the caller.
-            whole = logits if cut.index is None or draw.temperature is not None else logits.clone()
-            logits = put(whole, cut.index, part)
-        numbers = uniforms(draw.seeds, num_output_tokens[draw.places])
-        uniform = torch.from_numpy(numbers).to(logits.device, self.states.wide_dtype)
-        tokens: Tensor = self._sample(logits, uniform)
-        return tokens
+        chosen: tuple[Tensor, Tensor]
+        if draw is None:
+            chosen = self._choose(logits, *_ALL_GREEDY)
+            return chosen
+        positions = num_output_tokens if draw.index is None else num_output_tokens[draw.places]
+        numbers = torch.from_numpy(uniforms(draw.streams, positions))
+        uniform = numbers.to(logits.device, self.states.wide_dtype)
+        chosen = self._choose(
+            logits, draw.index, uniform, draw.temperature, draw.top_k, draw.shares
+        )
+        return chosen
 
 
 def _kept(logits: Tensor, group: LogprobsGroup, edited: bool) -> Tensor:

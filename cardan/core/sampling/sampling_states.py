@@ -11,8 +11,9 @@ from cardan.core.interfaces.logits import LogitsProcessor
 from cardan.core.sampling.bad_words import BadWords
 from cardan.core.sampling.batch import BatchRows
 from cardan.core.sampling.penalties import Penalties
-from cardan.core.sampling.plan import Draw, LogprobsGroup, SamplingPlan, Truncation
+from cardan.core.sampling.plan import Draw, LogprobsGroup, SamplingPlan
 from cardan.core.sampling.processors import ProcessorChain
+from cardan.core.sampling.random_stream import random_streams
 from cardan.core.sampling.token_rules import TokenRules
 from cardan.core.sampling.validation import check_token_ids
 from cardan.core.types.sampling_params import SamplingParams
@@ -119,8 +120,9 @@ class SamplingStates:
             ValueError: a row occurs twice or is not occupied.
         """
         wanted = np.asarray(rows, np.int64)
-        if self._plan is None or not np.array_equal(self._plan.batch.rows, wanted):
-            self._plan = self._new_plan(self._batch(wanted.copy()))
+        key = wanted.tobytes()
+        if self._plan is None or self._plan.key != key:
+            self._plan = self._new_plan(self._batch(wanted.copy()), key)
         return self._plan
 
     def _set_scalars(self, row: int, params: SamplingParams, seed: int) -> None:
@@ -145,7 +147,7 @@ class SamplingStates:
             raise ValueError(f"a row occurs twice among {rows.tolist()}")
         return BatchRows(rows, places, self.device)
 
-    def _new_plan(self, batch: BatchRows) -> SamplingPlan:
+    def _new_plan(self, batch: BatchRows, key: bytes) -> SamplingPlan:
         edits = (
             self._rules.allowed(batch),
             self._bad_words.select(batch),
@@ -155,6 +157,7 @@ class SamplingStates:
         )
         return SamplingPlan(
             batch=batch,
+            key=key,
             edits=tuple(edit for edit in edits if edit is not None),
             processors=self._chain.select(batch),
             draw=self._draw(batch),
@@ -166,27 +169,17 @@ class SamplingStates:
         if not len(places):
             return None
         rows = batch.rows[places]
-        temperature = self._temperature[rows]
-        scaled = bool((temperature != 1.0).any())
+        temperature, top_k = self._temperature[rows], self._top_k[rows]
+        top_p, min_p = self._top_p[rows], self._min_p[rows]
+        is_tempered = bool((temperature != 1.0).any())
+        is_cut = bool(((top_k > 0) | (top_p < 1) | (min_p > 0)).any())
         return Draw(
             places=places,
             index=batch.index(places),
-            seeds=self._seeds[rows],
-            temperature=batch.upload(temperature[:, None]) if scaled else None,
-            truncation=self._truncation(batch, rows),
-        )
-
-    def _truncation(self, batch: BatchRows, drawn: Int64) -> Truncation | None:
-        uses = (self._top_k[drawn] > 0) | (self._top_p[drawn] < 1) | (self._min_p[drawn] > 0)
-        places = np.flatnonzero(uses)
-        if not len(places):
-            return None
-        rows = drawn[places]
-        return Truncation(
-            index=None if len(rows) == len(drawn) else batch.upload(places),
-            top_k=batch.upload(self._top_k[rows]),
-            top_p=batch.upload(self._top_p[rows], self.wide_dtype),
-            min_p=batch.upload(self._min_p[rows], self.wide_dtype),
+            streams=random_streams(self._seeds[rows]),
+            temperature=batch.upload(temperature) if is_tempered else None,
+            top_k=batch.upload(top_k) if is_cut else None,
+            shares=batch.upload(np.stack((top_p, min_p)), self.wide_dtype) if is_cut else None,
         )
 
     def _logprobs_groups(self, batch: BatchRows) -> tuple[LogprobsGroup, ...]:

@@ -39,9 +39,7 @@ class CpuAttention(TorchAttention):
     ) -> tuple[Tensor, Tensor | None]:
         if lse or any(x is not None for x in (layer.softcap, layer.sinks, layer.alibi_slopes)):
             raise UnsupportedError("cpu attention was given a layer that it had refused")
-        q = inputs[0]
-        # The fused kernel takes one dtype.
-        k, v = (x.to(q.dtype) for x in inputs[1:])
+        q, k, v = inputs
         mask = _masks(place[0], layer.window, q.dtype)[place[1]]
         n, length, num_heads, _ = q.shape
         if length == 1:

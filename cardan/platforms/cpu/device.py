@@ -27,12 +27,11 @@ class CpuDevice(TorchDevice):
         info: DeviceInfo,
         capabilities: Capabilities,
         memory_info: Callable[[], MemoryInfo],
-        num_threads: int,
-        placement: Placement | None = None,
+        placement: Placement,
     ) -> None:
         super().__init__(info, capabilities, "cpu", memory_info)
-        self._binding = None if placement is None else placement.bind()
-        torch.set_num_threads(num_threads)
+        self._binding = placement.bind()
+        torch.set_num_threads(placement.num_threads)
 
     def communicator(self, group: GroupSpec) -> Communicator:
         """Ranks on this host exchange through memory that they share."""
@@ -52,8 +51,7 @@ class CpuDevice(TorchDevice):
     def close(self) -> None:
         """Free the pools, and hand what the allocator keeps of freed weights back to the host."""
         super().close()
-        if self._binding is not None:
-            self._binding.release()
+        self._binding.release()
         gc.collect()  # a model's modules refer to each other
         with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
             ctypes.CDLL(None).malloc_trim(0)

@@ -29,6 +29,12 @@ from cardan.platforms.cpu.native.elementwise_providers import ELEMENTWISE_PROVID
 from cardan.platforms.cpu.native.library import native_status
 from cardan.platforms.cpu.native.providers import LINEAR_PROVIDERS
 from cardan.platforms.cpu.native.sampling_providers import SAMPLING_PROVIDERS
+from cardan.platforms.cpu.placement import (
+    placement_facts,
+    plan_placement,
+    rank_details,
+    rank_memory,
+)
 from cardan.platforms.cpu.threads import usable_threads
 
 if TYPE_CHECKING:
@@ -83,6 +89,7 @@ class CpuPlatform(Platform):
             "num_threads": str(usable_threads(self._root)),
             "instruction_sets": " ".join(instruction_sets(self._root)),
             "numa_nodes": str(num_numa_nodes(self._root)),
+            **rank_details(),
             "torch": _torch_version(),
         }
         return (
@@ -99,8 +106,9 @@ class CpuPlatform(Platform):
     def open(self, device: DeviceInfo) -> Device:
         from cardan.platforms.cpu.device import CpuDevice
 
-        source = partial(memory_info, self._root)
-        return CpuDevice(device, self.capabilities(device), source, self._num_threads(device))
+        placement = plan_placement(self._root, device, self._num_threads(device))
+        source = partial(rank_memory, self._root, placement.num_ranks)
+        return CpuDevice(device, self.capabilities(device), source, placement)
 
     def capabilities(self, device: DeviceInfo) -> Capabilities:
         features = instruction_sets(self._root)
@@ -124,9 +132,9 @@ class CpuPlatform(Platform):
             ),
             Constraint(
                 "parallel.tensor_parallel_size",
-                "==",
-                1,
-                "the CPU platform has one device; its threads share the work",
+                "<=",
+                config.get("device.num_threads") or usable_threads(self._root),
+                "each rank is a process with CPUs of its own; --threads raises the limit",
             ),
             Constraint("cache.block_size", "==", 16, "small blocks waste little memory", "prefer"),
             Constraint(
@@ -147,7 +155,8 @@ class CpuPlatform(Platform):
             Constraint(
                 "cache.kv_cache_memory_bytes",
                 "==",
-                min(_MOST_KV_BYTES, memory_info(self._root).free // 4),
+                min(_MOST_KV_BYTES, memory_info(self._root).free // 4)
+                // config.get("parallel.tensor_parallel_size"),
                 "a quarter of the free memory, at most 4 GiB, leaves the host usable",
                 "prefer",
             ),
@@ -157,7 +166,8 @@ class CpuPlatform(Platform):
         """Sizes of thread pools that are made when libraries load, unless the user set them."""
         if role == "server" or not devices:
             return {}
-        threads = str(self._num_threads(devices[0]))
+        placement = plan_placement(self._root, devices[0], self._num_threads(devices[0]))
+        threads = str(placement.num_threads)
         # Torch's threads sleep at once when they have nothing to do: the kernels' own pool needs
         # the CPUs then.
         wanted = {**dict.fromkeys(_THREAD_VARIABLES, threads), "OMP_WAIT_POLICY": "PASSIVE"}
@@ -179,7 +189,8 @@ class CpuPlatform(Platform):
 
     def doctor(self, device: DeviceInfo) -> Mapping[str, str]:
         set_by_user = {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ}
-        return {"torch": _torch_version(), "kernels": native_status(), **set_by_user}
+        facts = placement_facts(self._root)
+        return {"torch": _torch_version(), "kernels": native_status(), **facts, **set_by_user}
 
     def _num_threads(self, device: DeviceInfo) -> int:
         """The number in the device's details, which a setting of the user replaces."""

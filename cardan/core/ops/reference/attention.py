@@ -15,6 +15,7 @@ class ReferenceAttention(TorchAttention):
     """
 
     name = "reference"
+    takes_mixed_dtypes = True
 
     @classmethod
     def accepts(cls, need: AttentionNeed, device: DeviceInfo) -> Verdict:

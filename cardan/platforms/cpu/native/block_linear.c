@@ -240,7 +240,8 @@ CARDAN_EXPORT int cardan_block_linear(const struct block_linear_call *call) {
     int64_t panel = PANEL_BYTES / ((job.blocks + 1) * (int64_t)sizeof *job.rows) / GROUP * GROUP;
     panel = panel < LEAST_PANEL ? LEAST_PANEL : panel > MOST_PANEL ? MOST_PANEL : panel;
     panel = call->rows < panel ? call->rows : panel;
-    job.rows = cardan_scratch(CARDAN_SCRATCH_CALL, (size_t)((panel + 3) / GROUP * GROUP * job.blocks) * sizeof *job.rows);
+    const int64_t room = (panel + GROUP - 1) / GROUP * GROUP * job.blocks;
+    job.rows = cardan_scratch(CARDAN_SCRATCH_CALL, (size_t)room * sizeof *job.rows);
     if (!job.rows) return CARDAN_NO_MEMORY;
     for (int64_t begin = 0; begin < call->rows; begin += panel) {
         job.panel_begin = begin;
