@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from cardan.core.ops.compare import compose
 from cardan.core.ops.reference.sampling_ops import SAMPLING_OPS
 from cardan.core.sampling.sampler import Sampler
 from cardan.core.sampling.sampling_states import SamplingStates
@@ -13,14 +14,17 @@ from cardan.core.types.step import NewRow
 
 
 class BodyTable:
-    """Serves each operation by its body; counts calls."""
+    """Serves each operation by its body; counts calls, of composite ones those of their parts."""
 
     def __init__(self):
         self.calls = []
 
     def bind(self, op, **attributes):
         assert attributes["dtype"] == "float32"
-        (body,) = [spec.body for spec in SAMPLING_OPS if spec.name == op]
+        (spec,) = [spec for spec in SAMPLING_OPS if spec.name == op]
+        if spec.parts:
+            return compose(spec, {part: self.bind(part, **attributes) for part in spec.parts})
+        body = spec.body
 
         def counted(*args):
             self.calls.append(op)

@@ -5,12 +5,14 @@ import pytest
 import torch
 from sampling_helpers import oracle_filter
 
+from cardan.core.ops.compare import compare_case, reference_kernel
 from cardan.core.ops.reference.sampling_draw import greedy_tokens, sample_tokens
 from cardan.core.ops.reference.sampling_edits import apply_penalties, apply_token_mask
 from cardan.core.ops.reference.sampling_filters import apply_min_p_top_k_top_p
 from cardan.core.ops.reference.sampling_logprobs import token_logprobs
 from cardan.core.ops.reference.sampling_ops import SAMPLING_OPS
 
+OPS = {spec.name: spec for spec in SAMPLING_OPS}
 VOCABULARIES = (1, 2, 5, 255, 256, 257, 1000, 4099)
 
 
@@ -44,17 +46,9 @@ def filtered(x, top_k=0, top_p=1.0, min_p=0.0, dtype=torch.float64):
 def test_body_agrees_with_its_float64_run_on_its_own_inputs(spec):
     for seed in range(3):
         for case in spec.make_inputs(torch.float32, torch.device("cpu"), seed):
-            wide = [
-                a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
-                for a in case.args
-            ]
-            got, truth = spec.body(*case.args), spec.body(*wide)
-            got, truth = (r if isinstance(r, tuple) else (r,) for r in (got, truth))
-            tolerance = spec.tolerances["float32"]
-            for a, b in zip(got, truth, strict=True):
-                np.testing.assert_allclose(
-                    a.double().numpy(), b.double().numpy(), tolerance.rtol, tolerance.atol
-                )
+            body = reference_kernel(spec, OPS)
+            found = compare_case(spec, body, case, OPS, spec.tolerances["float32"])
+            assert found.ok, found
             assert case.attributes["dtype"] == "float32"
             assert case.attributes["vocab_size"] == case.args[0].shape[1]
 
@@ -178,26 +172,37 @@ def test_filters_survive_rows_without_a_distribution():
     )
 
 
+def penalised(x, index, slots, *history):
+    out = x.clone()
+    apply_penalties(out, index, slots, *history)
+    return out
+
+
 def test_penalties_against_loops_and_transformers():
     from transformers import RepetitionPenaltyLogitsProcessor
 
     rng = np.random.default_rng(5)
-    x = rng_logits(500, num_rows=3, masked=True)
-    prompt = torch.tensor(rng.random((3, 500)) < 0.1)
-    counts = torch.tensor(rng.integers(-6, 4, (3, 500)).clip(0), dtype=torch.int32)
-    r, p, f = torch.tensor([[1.3, 0.7, 1.0], [0.5, -1.0, 0.0], [0.25, 1.5, 0.0]])
-    out = apply_penalties(x, prompt, counts, r, p, f)
-    for i in range(3):
+    x = rng_logits(500, num_rows=5, masked=True)
+    prompt = torch.tensor(rng.random((4, 500)) < 0.1)
+    counts = torch.tensor(rng.integers(-6, 4, (4, 500)).clip(0), dtype=torch.int32)
+    factors = torch.tensor([[1.3, 0.7, 1.0], [0.5, -1.0, 0.0], [0.25, 1.5, 0.0]])
+    r, p, f = factors
+    index, slots = torch.tensor([4, 0, 1]), torch.tensor([3, 1, 0])
+    out = penalised(x, index, slots, prompt, counts, factors)
+    for i, (row, slot) in enumerate(zip(index.tolist(), slots.tolist(), strict=True)):
         for t in range(500):
-            value = float(x[i, t])
-            if prompt[i, t] or counts[i, t]:
+            value = float(x[row, t])
+            if prompt[slot, t] or counts[slot, t]:
                 value = value / float(r[i]) if value > 0 else value * float(r[i])
-            value -= int(counts[i, t]) * float(f[i]) + (float(p[i]) if counts[i, t] else 0.0)
-            assert float(out[i, t]) == pytest.approx(value, abs=1e-5)
+            value -= int(counts[slot, t]) * float(f[i])
+            value -= float(p[i]) if counts[slot, t] else 0.0
+            assert float(out[row, t]) == pytest.approx(value, abs=1e-5)
+    assert torch.equal(out[2:4], x[2:4])
+    assert torch.equal(penalised(x[index], None, slots, prompt, counts, factors), out[index])
     ids = torch.tensor(rng.integers(0, 500, (1, 30)))
     seen = torch.zeros(1, 500, dtype=torch.bool).scatter_(1, ids, True)
-    zero = torch.zeros(1)
-    ours = apply_penalties(x[:1], seen, counts[:1] * 0, torch.tensor([1.7]), zero, zero)
+    first, only = torch.zeros(1, dtype=torch.int64), torch.tensor([[1.7], [0.0], [0.0]])
+    ours = penalised(x[:1], None, first, seen, counts[:1] * 0, only)
     torch.testing.assert_close(ours, RepetitionPenaltyLogitsProcessor(1.7)(ids, x[:1].clone()))
 
 

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from cardan.core.sampling.random_stream import uniforms
+from cardan.core.sampling.random_stream import random_streams, uniforms
+
+
+def drawn(seeds, positions):
+    return uniforms(random_streams(seeds), positions)
+
 
 MASK = 2**64 - 1
 
@@ -37,8 +42,8 @@ def test_the_plain_generator_gives_the_published_numbers():
 def test_equal_to_the_plain_generator(seed):
     stream = splitmix(next(splitmix(seed & MASK)))
     truth = [(next(stream) >> 11) / 2**53 for _ in range(50)]
-    assert uniforms(np.full(50, seed, np.int64), np.arange(50)).tolist() == truth
-    assert uniforms(np.array([seed]), np.array([17])).tolist() == [truth[17]]
+    assert drawn(np.full(50, seed, np.int64), np.arange(50)).tolist() == truth
+    assert drawn(np.array([seed]), np.array([17])).tolist() == [truth[17]]
 
 
 def test_uniform_along_positions_and_along_seeds():
@@ -48,7 +53,7 @@ def test_uniform_along_positions_and_along_seeds():
         (np.arange(n), np.zeros(n, np.int64)),
         (np.arange(n) << 32, np.full(n, 5, np.int64)),
     ):
-        u = uniforms(seeds, positions)
+        u = drawn(seeds, positions)
         assert ((u >= 0) & (u < 1)).all()
         assert chi_square_z(np.bincount((u * 256).astype(int), minlength=256), n / 256) < 4
         assert chi_square_z(np.bincount((u * 2**24).astype(int) % 64, minlength=64), n / 64) < 4
@@ -60,11 +65,11 @@ def test_neighbours_are_independent():
     base = np.arange(n)
     zero = np.zeros(n, np.int64)
     pairs = (
-        (uniforms(zero, base), uniforms(zero, base + 1)),
-        (uniforms(base, zero), uniforms(base + 1, zero)),
-        (uniforms(zero, base), uniforms(zero + 1, base)),
-        (uniforms(base, base), uniforms(base, base + 1)),
-        (uniforms(base, zero), uniforms(zero, base)),
+        (drawn(zero, base), drawn(zero, base + 1)),
+        (drawn(base, zero), drawn(base + 1, zero)),
+        (drawn(zero, base), drawn(zero + 1, base)),
+        (drawn(base, base), drawn(base, base + 1)),
+        (drawn(base, zero), drawn(zero, base)),
     )
     for a, b in pairs:
         assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(n)
@@ -73,4 +78,4 @@ def test_neighbours_are_independent():
 
 
 def test_empty():
-    assert uniforms(np.empty(0, np.int64), np.empty(0, np.int64)).shape == (0,)
+    assert drawn(np.empty(0, np.int64), np.empty(0, np.int64)).shape == (0,)

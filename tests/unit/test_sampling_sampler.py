@@ -16,7 +16,7 @@ from sampling_helpers import (
 )
 
 from cardan.core.interfaces.executor import TokenMask
-from cardan.core.sampling.random_stream import uniforms
+from cardan.core.sampling.random_stream import random_streams, uniforms
 from cardan.core.sampling.sampler import BAD_LOGITS, NO_TOKEN_LEFT
 from cardan.core.types.sampling_params import SamplingParams
 
@@ -54,7 +54,7 @@ def settings_row(names, row=0, seed=0, output=OUTPUT):
 
 def expect(row, logits, num_outputs, bits=None):
     edited = oracle_logits(logits, row, bits)
-    u = uniforms(np.array([row.seed]), np.array([num_outputs]))[0]
+    u = uniforms(random_streams(np.array([row.seed])), np.array([num_outputs]))[0]
     return oracle_token(edited, row.params, u)
 
 
