@@ -7,7 +7,9 @@ from cardan import LLM
 
 def idle_facts(llm: LLM) -> dict[str, int]:
     engine = llm._client._loop._engine
-    scheduler, executor = engine._scheduler, engine._executor
+    # Of several ranks, the one in this process.
+    executor = getattr(engine._executor, "_local", engine._executor)
+    scheduler = engine._scheduler
     cache, table = scheduler._cache, scheduler._table
     sampling = executor._runner._sampling
     return {

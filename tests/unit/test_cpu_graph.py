@@ -1,5 +1,7 @@
 """Captured work on the CPU gives what eager work gives, from the inputs of each replay."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -141,3 +143,17 @@ def test_a_call_that_fails_stops_the_replay_with_an_error():
     positions[1] = 5
     with pytest.raises(RuntimeError, match="recorded call 0 of 1 .* refused its input"):
         graph.replay()
+
+
+def test_capturing_does_not_import_torchs_compiler():
+    script = (
+        "import sys, torch\n"
+        "from cardan.platforms.cpu.graph import GraphMemory, capture_graph\n"
+        "from cardan.platforms.cpu.native.library import library\n"
+        "x = torch.ones(3)\n"
+        "capture_graph(library(), lambda: x + 1, GraphMemory())\n"
+        "print('torch._dynamo' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -193,7 +193,11 @@ def test_constraints_name_real_settings(machine):
     assert constraints["scheduler.async_depth"].severity == "require"
     assert not constraints["scheduler.async_depth"].allows(1)
     assert constraints["parallel.tensor_parallel_size"].severity == "require"
-    assert not constraints["parallel.tensor_parallel_size"].allows(2)
+    # A rank for each CPU at most, or for each thread that is asked for.
+    assert constraints["parallel.tensor_parallel_size"].allows(4)
+    assert not constraints["parallel.tensor_parallel_size"].allows(5)
+    more = platform.constrain(config.with_value("device.num_threads", 6), platform.devices()[0])
+    assert next(c for c in more if c.path == "parallel.tensor_parallel_size").value == 6
     assert constraints["cache.block_size"].value == 16
     assert constraints["model.dtype"].value == "float32"
 

@@ -241,7 +241,7 @@ CARDAN_EXPORT int cardan_block_linear(const struct block_linear_call *call) {
     panel = panel < LEAST_PANEL ? LEAST_PANEL : panel > MOST_PANEL ? MOST_PANEL : panel;
     panel = call->rows < panel ? call->rows : panel;
     const int64_t room = (panel + GROUP - 1) / GROUP * GROUP * job.blocks;
-    job.rows = cardan_scratch(CARDAN_SCRATCH_CALL, (size_t)room * sizeof *job.rows);
+    job.rows = cardan_scratch(CARDAN_SCRATCH_CALL, (size_t)(room + 1) * sizeof *job.rows);
     if (!job.rows) return CARDAN_NO_MEMORY;
     for (int64_t begin = 0; begin < call->rows; begin += panel) {
         job.panel_begin = begin;
