@@ -208,16 +208,6 @@ static void clear_row_of_nothing(const struct block_job *job) {
     for (int64_t k = 0; k < job->blocks; k++) memset(to + k * GROUP, 0, sizeof *to);
 }
 
-// As many as are large enough, evenly many for each thread, of which one that is held up leaves
-// the rest to others.
-static int64_t num_chunks(const struct block_job *job, int64_t pairs, int threads) {
-    const int64_t bytes = pairs * TILES * job->tile_bytes;
-    const int64_t most = bytes * job->panel_rows / CHUNK_BYTES;
-    if (threads < 2 || most < 2) return 1;
-    if (most < threads) return most;
-    return most < 4 * threads ? most / threads * threads : 4 * threads;
-}
-
 struct block_linear_call {
     void *out;
     const void *x, *weight, *bias, *scales;
@@ -247,7 +237,8 @@ CARDAN_EXPORT int cardan_block_linear(const struct block_linear_call *call) {
         job.panel_begin = begin;
         job.panel_rows = call->rows - begin < panel ? call->rows - begin : panel;
         clear_row_of_nothing(&job);
-        const int64_t grain = (pairs - 1) / num_chunks(&job, pairs, threads) + 1;
+        const int64_t least = CHUNK_BYTES / (TILES * job.tile_bytes * job.panel_rows + 1) + 1;
+        const int64_t grain = cardan_even_grain(threads, pairs, least);
         cardan_parallel_for(threads, job.panel_rows, 16384 / (job.inputs + 1) + 1, quantize_task,
                             &job);
         cardan_parallel_for(threads, pairs, grain, multiply_task, &job);

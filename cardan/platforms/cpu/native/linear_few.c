@@ -13,7 +13,7 @@
 #define AHEAD_BYTES 16384
 // Least bytes of weights, times rows, of a chunk: what one thread does in a few microseconds,
 // below which two do not agree on their parts any faster.
-#define CHUNK_BYTES 131072
+#define CHUNK_BYTES 65536
 
 // Adds the lanes of four vectors to four totals, one after the other; `first`: to nothing.
 CARDAN_INLINE void add_lanes(const vf *four, float *totals, const int first) {
@@ -254,12 +254,11 @@ int cardan_linear_few(struct linear job, int threads) {
         default: pack(TYPE_F16, &job);
     }
     // Each chunk asks for AHEAD_BYTES that may be another thread's, so the fewer rows share the
-    // weights, the longer chunks are; yet there are several for each thread, so that one that was
-    // held up leaves the rest to others.
+    // weights, the longer chunks are.
     const int64_t block_bytes = BLOCK * job.inputs * type_size(job.type);
-    const int64_t fewest = CHUNK_BYTES / job.panel_rows / block_bytes;
-    const int64_t even = job.outputs / BLOCK / (threads * 4);
-    const int64_t grain = BLOCK * (fewest > even ? fewest + 1 : even + 1);
+    const int64_t least = CHUNK_BYTES / job.panel_rows / block_bytes + 1;
+    const int64_t blocks = (job.outputs + BLOCK - 1) / BLOCK;
+    const int64_t grain = BLOCK * cardan_even_grain(threads, blocks, least);
     cardan_parallel_for(threads, job.outputs, grain, multiply, &job);
     return CARDAN_OK;
 }

@@ -20,6 +20,22 @@ typedef void (*cardan_task)(void *context, int64_t begin, int64_t end, int worke
 void cardan_parallel_for(int threads, int64_t count, int64_t grain, cardan_task task,
                          void *context);
 
+// A grain for `units` equal units of work of which at least `least` make a chunk: chunks of nearly
+// the same size for each thread, and several for each if that shares the work as well, so that a
+// thread that is held up leaves some to others.
+CARDAN_INLINE int64_t cardan_even_grain(int threads, int64_t units, int64_t least) {
+    if (threads < 2 || units < 2 * least || units < 2) return units < 1 ? 1 : units;
+    int64_t best = (units + threads - 1) / threads, load = best;
+    for (int64_t k = 2; k <= 4; k++) {
+        const int64_t grain = (units + k * threads - 1) / (k * threads);
+        const int64_t chunks = (units + grain - 1) / grain;
+        const int64_t most = (chunks + threads - 1) / threads * grain;
+        if (grain < least) break;
+        if (most <= load) best = grain, load = most;
+    }
+    return best;
+}
+
 // Memory of the calling thread, aligned to 64 bytes, that grows and is kept; NULL without memory.
 // Each slot holds one buffer: CARDAN_SCRATCH_CALL is for what a call prepares for all its tasks,
 // CARDAN_SCRATCH_TASK for inside a task. Contents are undefined, and last until the next call
