@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cardan.core.types.ggml import BlockFormat, block_format
+from cardan.platforms.cpu.huge_pages import WeightMemory
 from cardan.platforms.cpu.native.library import (
     NativeFunction,
     NativeLibrary,
@@ -62,6 +63,7 @@ class BlockKernels:
     their definitions are the catalogue's."""
 
     def __init__(self, native: NativeLibrary) -> None:
+        self._memory = WeightMemory()
         self._size = native.function("cardan_block_size", Pointer, *[Size] * 3)
         self._pack = native.function("cardan_block_pack", *[Pointer] * 2, *[Size] * 5)
         self._rows = native.function("cardan_block_rows", *[Pointer] * 3, *[Size] * 7)
@@ -143,7 +145,7 @@ class BlockKernels:
         out_features = weight.shape[0]
         size = torch.zeros(1, dtype=torch.int64)
         self._size(size.data_ptr(), out_features, in_features, format)
-        data = torch.empty(int(size), dtype=torch.uint8)
+        data = self._memory.empty(int(size))
         self._pack(
             data.data_ptr(),
             weight.data_ptr(),

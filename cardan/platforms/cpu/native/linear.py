@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from cardan.platforms.cpu.huge_pages import WeightMemory
 from cardan.platforms.cpu.native.library import (
     NativeLibrary,
     Pointer,
@@ -78,3 +79,11 @@ def make_linear(native: NativeLibrary) -> Callable[[Tensor, Tensor, Tensor | Non
 
 
 linear = make_linear(library())
+_MEMORY = WeightMemory()
+
+
+def prepare_linear(
+    weight: Tensor, in_features: int = 0, out_features: int = 0, dtype: str = ""
+) -> Tensor:
+    """The weight where it is read fastest; sizes and dtype are its own."""
+    return _MEMORY.place(weight)

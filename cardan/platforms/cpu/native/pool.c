@@ -16,9 +16,12 @@
 #define MOST_THREADS 256
 // How long a thread polls before it sleeps: about the time between two kernels of a decode step.
 #define SPIN_NANOSECONDS 50000
-// A worker that keeps the owner waiting for this long beyond reason had to share its CPU; then the
-// owner computes alone for a while, since one thread is faster than two that wait for each other.
-#define LOST_NANOSECONDS 200000
+// A worker that keeps the owner waiting for this long beyond reason had to share its CPU. Where
+// that takes more than a share of the time, the owner computes alone for a while, since one thread
+// is faster than two that wait for each other. Less is what this process's other threads take.
+#define LOST_NANOSECONDS 100000
+#define WATCHED_NANOSECONDS 20000000
+#define MOST_LOST_NANOSECONDS 7000000
 #define ALONE_NANOSECONDS 20000000
 
 // Fields of the gate: workers inside, whether more may join, and the job's number.
@@ -35,10 +38,12 @@ struct job {
 };
 
 static struct {
-    pthread_mutex_t owner;  // held by the thread whose job this is; guards the next three
+    pthread_mutex_t owner;  // held by the thread whose job this is; guards the next five
     struct job job;         // written while the gate is closed and empty
     int num_workers;
     int64_t alone_until;    // when workers may be asked again
+    int64_t watched_since;  // losses are added up from then on
+    int64_t lost;
     _Atomic uint64_t gate;
     _Atomic int64_t next;  // the first index of the job that nobody has claimed
     _Atomic int owner_cpu;  // where the last job was offered
@@ -210,6 +215,18 @@ static void offer(struct job job) {
     }
 }
 
+static void count_loss(int64_t time, int64_t lost) {
+    if (time - pool.watched_since > WATCHED_NANOSECONDS) {
+        pool.watched_since = time - lost;
+        pool.lost = 0;
+    }
+    pool.lost += lost;
+    if (pool.lost > MOST_LOST_NANOSECONDS) {
+        pool.alone_until = time + ALONE_NANOSECONDS;
+        pool.lost = 0;
+    }
+}
+
 // `started`: when the job was offered.
 static void close_and_wait(int64_t started) {
     atomic_fetch_and(&pool.gate, ~OPEN);
@@ -223,7 +240,7 @@ static void close_and_wait(int64_t started) {
     const int64_t ended = now();
     // No chunk lasts so much longer than all others together: its thread had lost its CPU.
     if (ended - closed > 2 * (closed - started) + LOST_NANOSECONDS) {
-        pool.alone_until = ended + ALONE_NANOSECONDS;
+        count_loss(ended, ended - closed);
     }
 }
 

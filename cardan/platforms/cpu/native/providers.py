@@ -8,6 +8,7 @@ LINEAR_PROVIDERS: tuple[Provider, ...] = (
         op="linear",
         name="cpu.native_linear",
         load="cardan.platforms.cpu.native.linear:linear",
+        prepare="cardan.platforms.cpu.native.linear:prepare_linear",
         needs=Needs(dtypes=frozenset({"float32", "bfloat16", "float16"})),
         traits=frozenset({"batch_invariant"}),
         priority=10,
