@@ -9,6 +9,7 @@ row with what is not finite gives NaN; magnitudes below 2^-100 count as zero.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ _FORMATS = {
     "q6_k": 10,
 }
 _INT8 = 11
+_NAMES = {number: name for name, number in _FORMATS.items()}
 # Sums of products of a row are whole numbers of 32 bits.
 _MOST_INT8_INPUTS = (2**31 - 1) // (128 * 127)
 
@@ -67,7 +69,9 @@ class BlockKernels:
         self._size = native.function("cardan_block_size", Pointer, *[Size] * 3)
         self._pack = native.function("cardan_block_pack", *[Pointer] * 2, *[Size] * 5)
         self._rows = native.function("cardan_block_rows", *[Pointer] * 3, *[Size] * 7)
-        multiply = native.function("cardan_block_linear", *[Pointer] * 5, *[Size] * 7)
+        multiply = native.function(
+            "cardan_block_linear", *[Pointer] * 5, *[Size] * 7, reads=_weight_of
+        )
         self.block_linear = _make_block_linear(multiply)
         self.int8_linear = _make_int8_linear(multiply)
 
@@ -156,6 +160,14 @@ class BlockKernels:
             torch.get_num_threads(),
         )
         return PackedWeight(data, data.data_ptr(), format, in_features, out_features)
+
+
+def _weight_of(fields: tuple[Any, ...]) -> tuple[int, int]:
+    _, _, weight, _, _, _, inputs, outputs, _, number, _, _ = fields
+    if number == _INT8:
+        return weight, inputs * outputs
+    block = block_format(_NAMES[number])
+    return weight, inputs * outputs // block.elements * block.nbytes
 
 
 def _make_block_linear(

@@ -19,12 +19,20 @@ Size = "q"
 Real = "d"
 
 
+# From the values of a call's fields: address and bytes of a weight.
+Reads = Callable[[tuple[Any, ...]], tuple[int, int]]
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of the function at ``address`` with the packed ``fields``."""
+    """A call of the function at ``address`` with the packed ``fields``.
+
+    ``reads``: address and bytes of a weight that it reads from memory; 0 bytes: none.
+    """
 
     address: int
     fields: bytes
+    reads: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)
@@ -66,19 +74,28 @@ class NativeFunction:
     down.
     """
 
-    __slots__ = ("_address", "_call", "_pack", "_recorder")
+    __slots__ = ("_address", "_call", "_pack", "_reads", "_recorder")
 
-    def __init__(self, function: Any, fields: Sequence[str], recorder: Recorder) -> None:
-        """``function``: of ctypes; its types are set here."""
+    def __init__(
+        self, function: Any, fields: Sequence[str], recorder: Recorder, reads: Reads | None = None
+    ) -> None:
+        """``function``: of ctypes; its types are set here. ``reads`` gives ``Call.reads`` from the
+        values of the fields."""
         function.argtypes = (ctypes.c_char_p,)
         function.restype = ctypes.c_int
         self._call: Callable[[bytes], int] = function
         self._address = ctypes.cast(function, ctypes.c_void_p).value or 0
         self._pack = struct.Struct("=" + "".join(fields)).pack
+        self._reads = reads
         self._recorder = recorder
+
+    def call(self, *values: float) -> Call:
+        """The call as data."""
+        reads = (0, 0) if self._reads is None else self._reads(values)
+        return Call(self._address, self._pack(*values), reads)
 
     def __call__(self, *values: float) -> int:
         fields = self._pack(*values)
         if self._recorder.calls is not None:
-            self._recorder.add(Call(self._address, fields))
+            self._recorder.add(self.call(*values))
         return self._call(fields)

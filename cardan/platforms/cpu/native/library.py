@@ -43,6 +43,7 @@ from cardan.platforms.cpu.native.errors import NativeUnavailable
 from cardan.platforms.cpu.native.function import (
     NativeFunction,
     Pointer,
+    Reads,
     Real,
     Recorder,
     Size,
@@ -87,13 +88,15 @@ class NativeLibrary:
     origin: str
     recorder: Recorder = field(default_factory=Recorder)
 
-    def function(self, name: str, *fields: str) -> NativeFunction:
+    def function(self, name: str, *fields: str, reads: Reads | None = None) -> NativeFunction:
         """The exported C function ``name``, whose call has the ``fields``: Pointer, Size, Real.
+
+        ``reads``: of functions that read weights; see `Call`.
 
         Raises:
             AttributeError: the library has no such function.
         """
-        return NativeFunction(self.handle[name], fields, self.recorder)
+        return NativeFunction(self.handle[name], fields, self.recorder, reads)
 
 
 def check(status: int, what: str = "a kernel") -> None:

@@ -1,6 +1,7 @@
 """The matrix product through ``linear.c``."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ def make_linear(native: NativeLibrary) -> Callable[[Tensor, Tensor, Tensor | Non
         "cardan_linear",
         *(Pointer, Pointer, Pointer, Pointer),
         *(Size, Size, Size, Size, Size),
+        reads=_weight_of,
     )
     kinds = TYPES
     num_threads = torch.get_num_threads
@@ -76,6 +78,11 @@ def make_linear(native: NativeLibrary) -> Callable[[Tensor, Tensor, Tensor | Non
         return out
 
     return linear
+
+
+def _weight_of(fields: tuple[Any, ...]) -> tuple[int, int]:
+    _, _, weight, _, _, inputs, outputs, kind, _ = fields
+    return weight, inputs * outputs * (2 if kind else 4)
 
 
 linear = make_linear(library())

@@ -24,6 +24,11 @@
 #define MOST_LOST_NANOSECONDS 7000000
 #define ALONE_NANOSECONDS 20000000
 
+// Fetched between two looks at the gate: about 100 ns; and of one range, what a cache of a core holds
+// beside other things.
+#define AHEAD_BYTES 2048
+#define MOST_AHEAD_BYTES 393216
+
 // Fields of the gate: workers inside, whether more may join, and the job's number.
 #define INSIDE 0xffffull
 #define OPEN 0x10000ull
@@ -47,6 +52,7 @@ static struct {
     _Atomic uint64_t gate;
     _Atomic int64_t next;  // the first index of the job that nobody has claimed
     _Atomic int owner_cpu;  // where the last job was offered
+    _Atomic uintptr_t ahead_next, ahead_end;  // what nobody has fetched yet of what is read soon
     _Atomic int sleepers;
     _Atomic int owner_sleeps;
     pthread_mutex_t sleep;
@@ -95,8 +101,29 @@ static void run_chunks(int worker) {
     }
 }
 
+// Fetches a little of what will be read soon; 0 if nothing is left. Races with a new range fetch
+// something in vain at worst.
+static int read_ahead(void) {
+    if (atomic_load(&pool.ahead_next) >= atomic_load(&pool.ahead_end)) return 0;
+    const uintptr_t from = atomic_fetch_add(&pool.ahead_next, AHEAD_BYTES);
+    for (int line = 0; line < AHEAD_BYTES; line += 64) {
+        __builtin_prefetch((const char *)from + line, 0, 2);
+    }
+    return 1;
+}
+
+int cardan_read_ahead(const struct ahead_call *call) {
+    const int64_t bytes = call->bytes < MOST_AHEAD_BYTES ? call->bytes : MOST_AHEAD_BYTES;
+    atomic_store(&pool.ahead_end, 0);
+    atomic_store(&pool.ahead_next, (uintptr_t)call->from);
+    atomic_store(&pool.ahead_end, (uintptr_t)call->from + (uintptr_t)bytes);
+    return CARDAN_OK;
+}
+
 static void wait_for_offer(uint64_t seen) {
     const uint64_t mask = ~0ull << JOB_SHIFT;
+    while ((atomic_load(&pool.gate) & mask) == seen && read_ahead()) {
+    }
     if (poll_gate(mask, seen, 1)) return;
     // Counted before the last look, so that an owner that finds nobody asleep was seen.
     atomic_fetch_add(&pool.sleepers, 1);

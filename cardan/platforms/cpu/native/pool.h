@@ -36,6 +36,14 @@ CARDAN_INLINE int64_t cardan_even_grain(int threads, int64_t units, int64_t leas
     return best;
 }
 
+// Says what will be read soon, so that threads of the pool that wait for work fetch it into their
+// caches meanwhile. Replaces what was said before.
+struct ahead_call {
+    const void *from;
+    int64_t bytes;
+};
+CARDAN_EXPORT int cardan_read_ahead(const struct ahead_call *call);
+
 // Memory of the calling thread, aligned to 64 bytes, that grows and is kept; NULL without memory.
 // Each slot holds one buffer: CARDAN_SCRATCH_CALL is for what a call prepares for all its tasks,
 // CARDAN_SCRATCH_TASK for inside a task. Contents are undefined, and last until the next call
