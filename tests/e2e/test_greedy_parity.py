@@ -14,7 +14,12 @@ from cardan.llm import config_from_settings
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-COMMON = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20, "max_model_len": 1024}
+COMMON = {
+    "dtype": "float32",
+    "quantization": "none",
+    "kv_cache_memory_bytes": 256 << 20,
+    "max_model_len": 1024,
+}
 
 
 def check(llm: LLM, truth: list[tuple[list[int], list[int]]]) -> None:

@@ -12,7 +12,12 @@ from cardan.core.types.errors import RequestFailedError
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
-COMMON = {"dtype": "float32", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 512}
+COMMON = {
+    "dtype": "float32",
+    "quantization": "none",
+    "kv_cache_memory_bytes": 64 << 20,
+    "max_model_len": 512,
+}
 
 
 @pytest.fixture(scope="module")

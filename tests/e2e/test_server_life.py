@@ -15,7 +15,10 @@ from server_process import Server, serving
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
-ARGUMENTS = ("--dtype", "float32", "--kv-cache-memory-bytes", "200MiB", "--max-model-len", "2048")
+ARGUMENTS = (
+    "--dtype", "float32", "--quantization", "none", "--kv-cache-memory-bytes", "200MiB",
+    "--max-model-len", "2048",
+)  # fmt: skip
 LONG = {"prompt": "Count: 1 2 3", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
 
 

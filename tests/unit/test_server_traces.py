@@ -62,7 +62,7 @@ def test_chunks_add_up_to_the_prompt(depth):
     sim.add(make_request(1, range(1, 20), 3))
     sim.add(make_request(10, [1], 5))
     sim.run().check_answers()
-    assert [count for key, count in sim.chunks if key == 1] == [8, 8, 3]
+    assert [count for key, count in sim.chunks if key == 1] == [8, 7, 4]
     assert [count for key, count in sim.chunks if key == 10] == [1]
     assert sim.preempted == []
 

@@ -13,8 +13,9 @@ class CacheConfig:
         memory_utilization: fraction of the device's free memory (after the weights are loaded)
             that the KV cache may take when no byte budget is given.
         num_blocks: exact number of blocks, overriding both budgets; for tests.
-        kv_cache_dtype: of the cache; ``auto`` is the model's. ``float32``, ``bfloat16``,
-            ``float16`` and ``int8`` work on every platform, with any dtype of the model.
+        kv_cache_dtype: of the cache; ``auto`` is the model's, or float16 beside quantised weights
+            where that is float32. ``float32``, ``bfloat16``, ``float16`` and ``int8`` work on every
+            platform, with any dtype of the model.
         enable_prefix_caching: reuse full blocks of equal prefixes.
     """
 

@@ -2,9 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -92,13 +92,17 @@ class KernelExecutor(ModelExecutor):
             ops=self._parts.ops,
             max_model_len=model.max_model_len,
             block_size=config.cache.block_size or 16,
-            kv_dtype=_kv_dtype(config, model),
+            kv_dtype=self._kv_dtype(model),
             communicator=self._parts.communicator,
             quantization=self._parts.quantization,
         )
         began = time.monotonic()
-        with self._parts.device.memory.region("weights"), self._parts.device.inference():
-            built = _build(self._parts.model_class, model, build)
+        with (
+            self._parts.device.memory.region("weights"),
+            self._parts.device.inference(),
+            _within_memory(model, device),
+        ):
+            built = self._parts.model_class(model.config, build)
             built_at = time.monotonic()
             checkpoint = source({slot.name: slot.shape for slot in built.weight_slots()})
             try:
@@ -194,6 +198,16 @@ class KernelExecutor(ModelExecutor):
             return Sampler(states, ops)
         return RankSampler(states, ops, communicator)
 
+    def _kv_dtype(self, model: ModelSummary) -> str:
+        """The setting; ``auto`` is the model's dtype, or, where quantised weights have rounded more
+        than that already, float16 instead of float32."""
+        wanted = self._parts.config.cache.kv_cache_dtype
+        if wanted != "auto":
+            return wanted
+        is_rounded = self._parts.quantization is not None
+        is_known = "float16" in self._parts.device.capabilities.dtypes
+        return "float16" if model.dtype == "float32" and is_rounded and is_known else model.dtype
+
     def _graph_support(self) -> GraphSupport:
         """What will be captured: as much as device, settings, shapes and attention allow."""
         support = self._parts.device.capabilities.graphs
@@ -236,9 +250,11 @@ class KernelExecutor(ModelExecutor):
         return self._runner
 
 
-def _build(model_class: type[CausalLM], model: ModelSummary, build: BuildContext) -> CausalLM:
+@contextmanager
+def _within_memory(model: ModelSummary, device: torch.device) -> Iterator[None]:
+    """Says in the user's words that weights do not fit."""
     try:
-        return model_class(model.config, build)
+        yield
     except (RuntimeError, MemoryError) as error:
         # torch's allocator on the host raises a plain RuntimeError.
         refused = isinstance(error, MemoryError | torch.OutOfMemoryError)
@@ -246,11 +262,6 @@ def _build(model_class: type[CausalLM], model: ModelSummary, build: BuildContext
             raise
         raise OutOfMemoryError(
             f"the weights of {model.architecture} ({model.num_layers} layers, hidden size "
-            f"{model.hidden_size}) do not fit into the memory of {build.device}; free memory, or "
+            f"{model.hidden_size}) do not fit into the memory of {device}; free memory, or "
             "choose a smaller model or --dtype"
         ) from error
-
-
-def _kv_dtype(config: EngineConfig, model: ModelSummary) -> str:
-    wanted: Any = config.cache.kv_cache_dtype
-    return model.dtype if wanted == "auto" else str(wanted)
