@@ -48,10 +48,12 @@ _MOST_OUTPUT = 2000
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C compiler: its command, and the text by which its versions differ."""
+    """A C compiler: its command, the text by which its versions differ, and flags that the user
+    adds."""
 
     command: tuple[str, ...]
     version: str
+    extra: tuple[str, ...] = ()
 
 
 def sources(folder: Path) -> tuple[Path, ...]:

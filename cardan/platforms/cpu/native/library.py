@@ -18,11 +18,12 @@ import ctypes
 import logging
 import os
 import platform
+import shlex
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -67,6 +68,8 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent
+# The environment variable with further flags for the compiler.
+FLAGS_VARIABLE = "CARDAN_CPU_CFLAGS"
 # Held by the thread that loads the library for all.
 _FINDING_OUT = threading.Lock()
 # A status of ``pool.h``.
@@ -147,8 +150,8 @@ def native_status() -> str:
 def open_library(
     environment: Mapping[str, str], root: Path = Path("/"), folder: Path = _FOLDER
 ) -> NativeLibrary:
-    """Load the library that ``environment`` (CC, PATH, CARDAN_CPU_ISA, XDG_CACHE_HOME, HOME) asks
-    for, from the cache or compiled now.
+    """Load the library that ``environment`` (CC, CARDAN_CPU_CFLAGS, CARDAN_CPU_ISA, PATH,
+    XDG_CACHE_HOME, HOME) asks for, from the cache or compiled now.
 
     ``root``: the file system that facts are read from. ``folder``: that of the C files.
 
@@ -157,6 +160,8 @@ def open_library(
     """
     compiler = find_compiler(environment)
     levels = usable_levels(platform.machine(), instruction_sets(root), environment)
+    # After the kernels' own, so that they win: sanitizers, debugging.
+    compiler = replace(compiler, extra=tuple(shlex.split(environment.get(FLAGS_VARIABLE, ""))))
     for level in levels:
         found = _open_level(level, compiler, sources(folder), cache_root(environment))
         if found is not None:
@@ -168,7 +173,7 @@ def _open_level(
     level: IsaLevel, compiler: Compiler, files: Sequence[Path], root: Path
 ) -> NativeLibrary | None:
     """The library for ``level``; None if the compiler is too old for it."""
-    flags = (*BASE_FLAGS, *level.flags)
+    flags = (*BASE_FLAGS, *level.flags, *compiler.extra)
     kept = root / cache_key(files, compiler, flags)
     cached = cached_library(kept)
     if cached is not None:
