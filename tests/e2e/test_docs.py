@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.model, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 USING = (ROOT / "docs/using.md").read_text()
 README = (ROOT / "README.md").read_text()
+QUESTION = "What is the capital of France? Answer in one short sentence."
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -55,5 +56,6 @@ def test_offline_example() -> None:
 
 
 def test_run_answers_the_readme_prompt() -> None:
-    arguments = ["run", "demo", "-p", "What is the capital of France?", "--temperature", "0"]
+    assert f'scripts/demo "{QUESTION}"' in README
+    arguments = ["run", "demo", "-p", QUESTION, "--temperature", "0"]
     assert run([sys.executable, "-m", "cardan", *arguments]) == "The capital of France is Paris.\n"

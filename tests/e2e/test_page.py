@@ -27,7 +27,10 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-ARGUMENTS = ("--dtype", "float32", "--kv-cache-memory-bytes", "100MiB", "--max-model-len", "1024")
+ARGUMENTS = (
+    "--dtype", "float32", "--quantization", "none", "--kv-cache-memory-bytes", "100MiB",
+    "--max-model-len", "1024",
+)  # fmt: skip
 KEY = "a-key-for-the-page"
 LONG = {"prompt": "Count: 1 2 3", "max_tokens": 60, "ignore_eos": True, "temperature": 0}
 

@@ -143,6 +143,8 @@ def test_demo_model_on_three_ranks() -> None:
     """Its nine heads can be shared by three; more ranks than CPUs is right, too, if slow."""
     prompts = ["The capital of France is", "def fibonacci(n):", "Once upon a time"]
     settings = {"max_model_len": 256, "kv_cache_memory_bytes": 32 << 20, "num_threads": 3}
+    # Sums in another order flip roundings of activations, which kernels for blocks have.
+    settings["quantization"] = "none"
     with LLM("demo", **{**COMMON, **settings}) as llm:
         truth = llm.generate(prompts, GREEDY)
     with two_ranks("demo", tensor_parallel_size=3, **settings) as llm:

@@ -79,7 +79,9 @@ def test_it_is_found(environment) -> None:
 @pytest.mark.model
 @pytest.mark.slow
 def test_it_answers_as_the_cpu_does(environment) -> None:
-    options = ("--temperature", "0", "--dtype", "float32", "--max-tokens", "12", "-p", QUESTION)
+    # Kernels for stored blocks round activations, definitions do not.
+    exact = ("--dtype", "float32", "--quantization", "none")
+    options = ("--temperature", "0", *exact, "--max-tokens", "12", "-p", QUESTION)
     answer = cardan(environment, "run", "demo", "--platform", "tinychip", *options)
     assert "Paris" in answer
     assert answer == cardan(environment, "run", "demo", "--platform", "cpu", *options)
