@@ -1,5 +1,6 @@
 """Captured work on the CPU gives what eager work gives, from the inputs of each replay."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -143,6 +144,19 @@ def test_a_call_that_fails_stops_the_replay_with_an_error():
     positions[1] = 5
     with pytest.raises(RuntimeError, match="recorded call 0 of 1 of the CPU refused its input"):
         graph.replay()
+
+
+def test_a_library_that_is_opened_again_records_what_was_bound_before():
+    from cardan.platforms.cpu.native.library import open_library
+    from cardan.platforms.cpu.native.linear import linear
+
+    x, weight = torch.randn(2, 64), torch.randn(64, 64)
+    results = []
+    again = open_library(os.environ)
+    graph = capture_graph(again, lambda: results.append(linear(x, weight, None)), GraphMemory())
+    x.normal_()
+    graph.replay()
+    assert torch.equal(results[0], linear(x, weight, None))
 
 
 def test_capturing_does_not_import_torchs_compiler():

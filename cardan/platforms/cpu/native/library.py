@@ -177,7 +177,8 @@ def _open_level(
     kept = root / cache_key(files, compiler, flags)
     cached = cached_library(kept)
     if cached is not None:
-        return NativeLibrary(_load(cached), level.name, f"cached in {kept}")
+        origin = f"cached in {kept}"
+        return NativeLibrary(_load(cached), level.name, origin, _recorder_of(cached))
     if not accepts(compiler, flags):
         _LOG.info("the C compiler has no flags for %s: %s", level.name, " ".join(level.flags))
         return None
@@ -189,7 +190,8 @@ def _open_level(
         handle = _build_uncached(files, compiler, flags)
         return NativeLibrary(handle, level.name, f"compiled for this process ({error})")
     seconds = time.perf_counter() - started
-    return NativeLibrary(_load(built), level.name, f"compiled in {seconds:.1f} s into {kept}")
+    origin = f"compiled in {seconds:.1f} s into {kept}"
+    return NativeLibrary(_load(built), level.name, origin, _recorder_of(built))
 
 
 def _build_uncached(files: Sequence[Path], compiler: Compiler, flags: Sequence[str]) -> ctypes.CDLL:
@@ -199,6 +201,13 @@ def _build_uncached(files: Sequence[Path], compiler: Compiler, flags: Sequence[s
             return _load(compile_into(Path(name), files, compiler, flags))
     except OSError as error:
         raise NativeUnavailable(f"no folder to compile the kernels in: {error}") from error
+
+
+@cache
+def _recorder_of(file: Path) -> Recorder:
+    """One for a file however often it is opened, since its functions are then the same: what one
+    caller of ``library()`` records, those who bound functions before are part of."""
+    return Recorder()
 
 
 def _load(file: Path) -> ctypes.CDLL:
