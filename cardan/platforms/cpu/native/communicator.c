@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "simd.h"
+#include "waiting.h"
 
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -59,20 +60,6 @@ struct group {
     uint32_t meeting;
     int half;
 };
-
-static void relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-static int64_t now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
 
 // Sleeps while *word is `seen`, at most SLEEP_NANOSECONDS.
 static void sleep_on(_Atomic uint32_t *word, uint32_t seen) {

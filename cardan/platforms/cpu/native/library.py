@@ -62,7 +62,6 @@ __all__ = [
     "library",
     "native_status",
     "open_library",
-    "start_building",
     "unavailable_reason",
 ]
 
@@ -215,14 +214,6 @@ def _load(file: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(file))
     except OSError as error:
         raise NativeUnavailable(f"the compiled kernels cannot be loaded: {error}") from error
-
-
-def start_building() -> None:
-    """Have a thread find or compile the library, so that it is there when it is first asked for.
-
-    For processes that are sure to need it, as early as possible. ``library()`` waits for it.
-    """
-    threading.Thread(target=_outcome, name="native-library", daemon=True).start()
 
 
 def _outcome() -> NativeLibrary | str:

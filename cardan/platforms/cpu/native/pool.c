@@ -5,6 +5,7 @@
 // the system has not scheduled in time is therefore never waited for.
 #define _GNU_SOURCE  // affinity
 #include "pool.h"
+#include "waiting.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -64,20 +65,6 @@ static struct {
     .offered = PTHREAD_COND_INITIALIZER,
     .emptied = PTHREAD_COND_INITIALIZER,
 };
-
-static void relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-static int64_t now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
 
 // Polls until (gate & mask) differs from `value` (if `differs`) or equals it; 0 when time is up.
 static int poll_gate(uint64_t mask, uint64_t value, int differs) {
