@@ -96,7 +96,7 @@ def environment(tmp_path, **changes):
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pool")
-    for name in ("pool.c", "pool.h", "waiting.h"):
+    for name in ("pool.c", "pool.h"):
         shutil.copy(POOL / name, folder)
     (folder / "count.c").write_text(COUNT_C)
     return open_library(environment(folder), folder=folder)

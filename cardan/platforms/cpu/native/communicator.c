@@ -19,7 +19,6 @@
 #include <unistd.h>
 
 #include "simd.h"
-#include "waiting.h"
 
 #if defined(__linux__)
 #include <linux/futex.h>

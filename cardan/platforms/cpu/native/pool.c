@@ -5,7 +5,6 @@
 // the system has not scheduled in time is therefore never waited for.
 #define _GNU_SOURCE  // affinity
 #include "pool.h"
-#include "waiting.h"
 
 #include <pthread.h>
 #include <sched.h>

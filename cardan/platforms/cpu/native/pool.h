@@ -2,6 +2,7 @@
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #define CARDAN_EXPORT __attribute__((visibility("default")))
 #define CARDAN_INLINE static inline __attribute__((always_inline, unused))
@@ -50,3 +51,18 @@ CARDAN_EXPORT int cardan_read_ahead(const struct ahead_call *call);
 // with the same slot.
 enum { CARDAN_SCRATCH_CALL = 0, CARDAN_SCRATCH_TASK = 1, CARDAN_SCRATCH_SLOTS = 2 };
 void *cardan_scratch(int slot, size_t bytes);
+
+// What loops that poll need: a pause, and monotonic nanoseconds.
+CARDAN_INLINE void relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+CARDAN_INLINE int64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
