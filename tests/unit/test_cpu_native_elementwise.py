@@ -70,6 +70,7 @@ def test_sizes(dtype, isa):
         check("silu_and_mul", dtype, gate_up, isa=isa)
         check("gelu_tanh_and_mul", dtype, gate_up, isa=isa)
         check("soft_cap", dtype, x * 40, 30.0, isa=isa)
+        check("to_float32", dtype, x, isa=isa)
     for rows, size in ((300, 576), (0, 64)):
         check("rms_norm", dtype, draw(rows, size), draw(size), 1e-5, isa=isa)
         check("silu_and_mul", dtype, draw(rows, 2 * size), isa=isa)
@@ -89,6 +90,25 @@ def test_rotation(dtype, isa):
         weights[0] = weights[0].to(torch_dtype)
         check("rotary_embedding", dtype, q, k, cos_sin, positions, isa=isa)
         check("qk_norm_rope", dtype, q, k, *weights, 1e-6, cos_sin, positions, isa=isa)
+
+
+@pytest.mark.parametrize("isa", ["best", "scalar"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_finite_rows(dtype, isa):
+    """One bad element at each place of a row, and the largest numbers, which are finite."""
+    torch_dtype = getattr(torch, dtype)
+    for size in (1, 7, 33, 1500):
+        x = torch.randn(size, size).to(torch_dtype)
+        for value in (torch.inf, -torch.inf, torch.nan):
+            bad = x.clone()
+            bad.fill_diagonal_(value)
+            bad[0] = torch.finfo(torch_dtype).max
+            found = kernels(isa).finite_rows(bad)
+            assert found.tolist() == [True] + [False] * (size - 1)
+    x = torch.zeros(4, 6, dtype=torch_dtype)
+    x[1, 2] = torch.nan
+    assert kernels(isa).finite_rows(x[:, 3:]).all()
+    assert kernels(isa).finite_rows(x[:0]).tolist() == []
 
 
 def test_strided_inputs():

@@ -4,6 +4,7 @@ from cardan.core.interfaces.kernels import OpSpec, Tolerance
 from cardan.core.ops.reference import block_inputs, inputs
 from cardan.core.ops.reference.activation import gelu_tanh_and_mul, silu_and_mul, soft_cap
 from cardan.core.ops.reference.blocks import block_embedding, block_linear, int8_linear
+from cardan.core.ops.reference.hidden import finite_rows, to_float32
 from cardan.core.ops.reference.linear import embedding, linear
 from cardan.core.ops.reference.norm import fused_add_rms_norm, rms_norm
 from cardan.core.ops.reference.rope import qk_norm_rope, rotary_embedding
@@ -119,6 +120,20 @@ CATALOGUE: tuple[OpSpec, ...] = (
         version=1,
         tolerances=_ROUNDED,
         make_inputs=inputs.make_soft_cap,
+    ),
+    OpSpec(
+        name="to_float32",
+        body=to_float32,
+        version=1,
+        tolerances={"float32": _EXACT, "bfloat16": _EXACT, "float16": _EXACT},
+        make_inputs=inputs.make_to_float32,
+    ),
+    OpSpec(
+        name="finite_rows",
+        body=finite_rows,
+        version=1,
+        tolerances={"float32": _EXACT, "bfloat16": _EXACT, "float16": _EXACT},
+        make_inputs=inputs.make_finite_rows,
     ),
     *SAMPLING_OPS,
 )

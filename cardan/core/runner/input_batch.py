@@ -42,7 +42,7 @@ class InputBatch:
         """The largest step is given with its padding."""
         device = tables.tables[0].device
         self._block_size = block_size
-        self._tables = tables
+        self.tables = tables
 
         def buffer(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
@@ -150,7 +150,7 @@ class InputBatch:
         common: dict[str, Any],
     ) -> BatchView:
         table = self._table(group, shape)
-        source = self._tables.tables[group][:, : shape.num_blocks]
+        source = self.tables.tables[group][:, : shape.num_blocks]
         table.copy_(source.index_select(0, rows))
         positions, places = common["positions"], common["token_rows"]
         slots = self._slots[group][: len(positions)]

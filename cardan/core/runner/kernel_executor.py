@@ -187,9 +187,9 @@ class KernelExecutor(ModelExecutor):
             parts.device,
             RequestStates(num_rows, max_len, device, on_host=on_host),
             self._make_sampler(sampling),
-            tables,
             make_batch(*shapes.buffer_sizes, tables, config.block_size),
             shapes,
+            parts.ops.bind("finite_rows", dtype=summary.dtype, hidden=summary.hidden_size),
         )
 
     def _make_sampler(self, states: SamplingStates) -> Sampler:

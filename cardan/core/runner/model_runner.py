@@ -10,14 +10,14 @@ from cardan.core.interfaces.attention import AttentionBackend
 from cardan.core.interfaces.device import Device, Event
 from cardan.core.interfaces.errors import UnsupportedError
 from cardan.core.interfaces.executor import TokenMask, WarmupReport
+from cardan.core.interfaces.kernels import Kernel
 from cardan.core.interfaces.memory import KVPool
 from cardan.core.interfaces.model import CausalLM, LayerCache, StepContext
-from cardan.core.runner.block_tables import BlockTables
-from cardan.core.runner.graphs import GraphManager
+from cardan.core.runner.graphs import Forward, ForwardResult, GraphManager
 from cardan.core.runner.input_batch import InputBatch, StepInputs
 from cardan.core.runner.request_states import RequestStates
 from cardan.core.runner.step_handle import DeviceStepHandle
-from cardan.core.runner.step_shapes import StepShapes
+from cardan.core.runner.step_shapes import StepShape, StepShapes
 from cardan.core.sampling.sampler import Sampler
 from cardan.core.types.step import BlockCopies, LogprobsArrays, SchedulerOutput
 
@@ -43,24 +43,25 @@ class ModelRunner:
         device: Device,
         states: RequestStates,
         sampler: Sampler,
-        tables: BlockTables,
         batch: InputBatch,
         shapes: StepShapes,
+        finite_rows: Kernel,
     ) -> None:
         self._model = model
         self._device = device
         self._states = states
         self._sampling = sampler.states
         self._sampler = sampler
-        self._tables = tables
+        self._tables = batch.tables
         self._batch = batch
         self._shapes = shapes
+        self._finite_rows = finite_rows
         self._graphs = GraphManager(device, lazy=shapes.is_lazy)
         self._has_events = True
         self._backends: Sequence[AttentionBackend] = ()
         self._pools: Sequence[KVPool] = ()
         self._layers: Sequence[LayerCache] = ()
-        self._hidden: torch.Tensor | None = None
+        self._result: ForwardResult | None = None
         self._inputs: StepInputs | None = None
         self._observer: PromptLogitsObserver | None = None
 
@@ -88,7 +89,7 @@ class ModelRunner:
     def capture(self) -> WarmupReport:
         """Capture the forward passes of the shapes that steps will have."""
         return self._graphs.capture(
-            self._shapes.captured(), lambda shape: self._planned(self._batch.harmless(shape))
+            self._shapes.captured(), lambda shape: self._planned(shape, self._batch.harmless(shape))
         )
 
     def close(self) -> None:
@@ -99,47 +100,84 @@ class ModelRunner:
         """Apply the plan's changes, then run the model over its tokens."""
         self._apply_changes(plan)
         if not len(plan.rows):
-            self._hidden = self._inputs = None
+            self._result = self._inputs = None
             return
         shape = self._shapes.of(plan)
         num_samples = int(plan.samples.sum())
         inputs = self._batch.gather(
             plan, self._states, shape, self._shapes.num_logit_rows(num_samples)
         )
-        self._hidden = self._graphs.run(shape, self._planned(inputs))
+        self._result = self._graphs.run(shape, self._planned(shape, inputs))
         self._inputs = inputs
 
     def sample(self, plan: SchedulerOutput, mask: TokenMask | None) -> DeviceStepHandle:
         """Sample the rows that reached their last known token."""
-        hidden, inputs = self._hidden, self._inputs
-        self._hidden = self._inputs = None
-        if hidden is None or inputs is None:
+        result, inputs = self._result, self._inputs
+        self._result = self._inputs = None
+        if result is None or inputs is None:
             return DeviceStepHandle(None, {})
-        corrupt = _corrupt_rows(plan, hidden, inputs)
+        hidden = result.hidden
+        corrupt = self._corrupt_rows(plan, hidden, inputs)
         prompt_logprobs = self._prompt_logprobs(plan, hidden)
         if not plan.samples.any():
             return DeviceStepHandle(
                 None, prompt_logprobs, self._event(), corrupt, num_rows=len(plan.rows)
             )
         rows = plan.rows[plan.samples].astype(np.int64)
-        logits = self._model.compute_logits(hidden.index_select(0, inputs.logit_places))
-        logits = logits[: len(rows)]
+        logits = self._sample_logits(plan, result, inputs)[: len(rows)]
         lengths = (plan.num_computed_tokens + plan.num_scheduled_tokens)[plan.samples]
         lengths = lengths.astype(np.int64)
         num_output = lengths - self._states.num_prompt_tokens[rows]
-        result = self._sampler.sample(logits, rows, num_output, mask)
-        self._states.append(rows, lengths, result.token_ids)
+        sampled = self._sampler.sample(logits, rows, num_output, mask)
+        self._states.append(rows, lengths, sampled.token_ids)
         return DeviceStepHandle(
-            result, prompt_logprobs, self._event(), corrupt, num_rows=len(plan.rows)
+            sampled, prompt_logprobs, self._event(), corrupt, num_rows=len(plan.rows)
         )
 
-    def _planned(self, inputs: StepInputs) -> Callable[[], torch.Tensor]:
-        """Plan attention for ``inputs``; returns what runs the model over them."""
+    def _corrupt_rows(
+        self, plan: SchedulerOutput, hidden: torch.Tensor, inputs: StepInputs
+    ) -> torch.Tensor | None:
+        """[R] bool: rows with a token whose hidden state is not finite.
+
+        Every token attends to itself, so bad keys or values of a token show in its own hidden
+        state. None where each row computed one token and gives its logits: the sampler looks at
+        those.
+        """
+        if len(plan.rows) == plan.num_tokens and plan.samples.all():
+            return None
+        bad: torch.Tensor = ~self._finite_rows(hidden)
+        bad[plan.num_tokens :] = False
+        view = inputs.views[0]
+        counts = bad.new_zeros(view.num_rows, dtype=torch.int32)
+        return counts.index_add_(0, view.token_rows, bad.to(torch.int32)) > 0
+
+    def _sample_logits(
+        self, plan: SchedulerOutput, result: ForwardResult, inputs: StepInputs
+    ) -> torch.Tensor:
+        """Logits of the sampled rows, and of padding behind them."""
+        if result.logits is None:
+            return self._model.compute_logits(result.hidden.index_select(0, inputs.logit_places))
+        if plan.samples.all():
+            return result.logits
+        return result.logits.index_select(0, inputs.logit_places)
+
+    def _planned(self, shape: StepShape, inputs: StepInputs) -> Forward:
+        """Plan attention for ``inputs``; returns what runs the model over them.
+
+        Where rows have one token each nearly all are sampled, so that their logits are made in the
+        same launch.
+        """
         plans = [
             backend.plan(view) for backend, view in zip(self._backends, inputs.views, strict=True)
         ]
         step = StepContext(inputs.positions, self._layers, plans)
-        return lambda: self._model.forward(inputs.token_ids, step)
+
+        def forward() -> ForwardResult:
+            hidden = self._model.forward(inputs.token_ids, step)
+            logits = self._model.compute_logits(hidden) if shape.is_decode else None
+            return ForwardResult(hidden, logits)
+
+        return forward
 
     def _event(self) -> Event | None:
         """The end of a step; None where the device has no events, for it computes at once."""
@@ -221,20 +259,3 @@ class ModelRunner:
         missing = _PROMPT_LOGITS_ROWS - len(hidden)
         padded = torch.nn.functional.pad(hidden, (0, 0, 0, missing))
         return self._model.compute_logits(padded)[: len(hidden)]
-
-
-def _corrupt_rows(
-    plan: SchedulerOutput, hidden: torch.Tensor, inputs: StepInputs
-) -> torch.Tensor | None:
-    """[R] bool: rows with a token whose hidden state is not finite.
-
-    Every token attends to itself, so bad keys or values of a token show in its own hidden state.
-    None where each row computed one token and gives its logits: the sampler looks at those.
-    """
-    if len(plan.rows) == plan.num_tokens and plan.samples.all():
-        return None
-    bad = ~hidden.isfinite().all(-1)
-    bad[plan.num_tokens :] = False
-    view = inputs.views[0]
-    counts = bad.new_zeros(view.num_rows, dtype=torch.int32)
-    return counts.index_add_(0, view.token_rows, bad.to(torch.int32)) > 0

@@ -80,6 +80,9 @@ class LMHead(nn.Module):
         self._span, self._rows = vocab_span(config.vocab_size, build.rank, build.world_size)
         self._communicator = build.communicator
         self.method = linear_method(_HEAD, config.hidden_size, self._rows, build)
+        self._widen = build.ops.bind(
+            "to_float32", dtype=dtype_name(build.dtype), hidden=config.vocab_size
+        )
         self._cap = config.logit_softcap
         self._soft_cap = build.ops.bind("soft_cap", dtype="float32", hidden=config.vocab_size)
 
@@ -87,7 +90,7 @@ class LMHead(nn.Module):
         logits = self.method.apply(hidden, None)
         if self._communicator is not None:
             logits = self._communicator.all_gather(logits, dim=-1)[:, : self._vocab_size]
-        logits = logits.float()
+        logits = self._widen(logits)
         return logits if self._cap is None else self._soft_cap(logits, self._cap)
 
     def load(self, whole: torch.Tensor) -> None:

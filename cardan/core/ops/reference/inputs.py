@@ -116,6 +116,28 @@ def make_soft_cap(dtype: Any, device: Any, seed: int) -> Sequence[Case]:
     ]
 
 
+def make_to_float32(dtype: Any, device: Any, seed: int) -> Sequence[Case]:
+    draw, _ = _drawer(dtype, device, seed)
+    return [
+        Case((draw(rows, hidden),), _attributes(dtype, hidden=hidden))
+        for rows, hidden in _ROWS_HIDDEN
+    ]
+
+
+def make_finite_rows(dtype: Any, device: Any, seed: int) -> Sequence[Case]:
+    """Rows with an infinity or NaN at a place of their own, and large ones without."""
+    draw, generator = _drawer(dtype, device, seed)
+    cases = []
+    for rows, hidden in _ROWS_HIDDEN:
+        x = draw(2 * rows, hidden)
+        x[0] = torch.finfo(dtype).max
+        for row, value in enumerate((torch.inf, -torch.inf, torch.nan)[:rows]):
+            place = int(torch.randint(hidden, (1,), generator=generator))
+            x[2 * row + 1, place] = value
+        cases.append(Case((x,), _attributes(dtype, hidden=hidden)))
+    return cases
+
+
 def _attributes(dtype: torch.dtype, **sizes: int) -> Attributes:
     return {"dtype": str(dtype).removeprefix("torch."), **sizes}
 

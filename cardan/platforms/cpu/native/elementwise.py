@@ -1,5 +1,6 @@
-"""Embeddings, norms, rotation, gated activations, the soft cap and the likeliest tokens through
-``embedding.c`` and ``elementwise.c``: one call each, float32 arithmetic, one rounding.
+"""Embeddings, norms, rotation, gated activations, the soft cap, the likeliest tokens and what
+follows the last layer through ``embedding.c``, ``elementwise.c`` and ``hidden.c``: one call each,
+float32 arithmetic, one rounding.
 
 A row's result depends neither on the rows beside it nor on the number of threads. Threads are
 used from about 65,000 elements on (for activations from 11,000), below which waking them costs
@@ -39,6 +40,8 @@ class ElementwiseKernels:
         self._gated = native.function("cardan_gated", *[Pointer] * 2, *[Size] * 5)
         self._cap = native.function("cardan_soft_cap", *[Pointer] * 2, Size, Size, Real, Size, Size)
         self._greedy = native.function("cardan_greedy", *[Pointer] * 2, *[Size] * 4)
+        self._widen = native.function("cardan_widen", *[Pointer] * 2, *[Size] * 3)
+        self._finite = native.function("cardan_finite_rows", *[Pointer] * 2, *[Size] * 4)
         self._embedding = native.function("cardan_embedding", *[Pointer] * 3, *[Size] * 4)
 
     def embedding(self, token_ids: Tensor, weight: Tensor) -> Tensor:
@@ -141,6 +144,22 @@ class ElementwiseKernels:
         rows = x.numel() // width if width else 0
         threads = torch.get_num_threads()
         self._cap(out.data_ptr(), x.data_ptr(), rows, width, cap, _type(x), threads)
+        return out
+
+    def to_float32(self, x: Tensor) -> Tensor:
+        if x.dtype is torch.float32:
+            return x
+        x = x.contiguous()
+        out = torch.empty(x.shape, dtype=torch.float32)
+        self._widen(out.data_ptr(), x.data_ptr(), x.numel(), _type(x), torch.get_num_threads())
+        return out
+
+    def finite_rows(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        rows, hidden = x.shape
+        out = torch.empty(rows, dtype=torch.bool)
+        threads = torch.get_num_threads()
+        self._finite(out.data_ptr(), x.data_ptr(), rows, hidden, _type(x), threads)
         return out
 
     def greedy_tokens(self, logits: Tensor) -> Tensor:
@@ -275,4 +294,6 @@ qk_norm_rope = _KERNELS.qk_norm_rope
 silu_and_mul = _KERNELS.silu_and_mul
 gelu_tanh_and_mul = _KERNELS.gelu_tanh_and_mul
 soft_cap = _KERNELS.soft_cap
+to_float32 = _KERNELS.to_float32
+finite_rows = _KERNELS.finite_rows
 greedy_tokens = _KERNELS.greedy_tokens

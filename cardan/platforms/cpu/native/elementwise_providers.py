@@ -27,5 +27,7 @@ ELEMENTWISE_PROVIDERS: tuple[Provider, ...] = (
     _provider("silu_and_mul"),
     _provider("gelu_tanh_and_mul"),
     _provider("soft_cap"),
+    _provider("to_float32"),
+    _provider("finite_rows"),
     _provider("greedy_tokens", frozenset({"float32"})),
 )
