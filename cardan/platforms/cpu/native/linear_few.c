@@ -193,21 +193,43 @@ static void sum_block(const struct linear *job, int rows, const float *x, int64_
     }
 }
 
+// One row's totals, plus the bias, to `count` outputs from `first` on of row `row` of the result.
+CARDAN_INLINE void store_row(const int type, const struct linear *job, int64_t row, int64_t first,
+                             int64_t count, const float *totals) {
+    const int64_t index = (job->panel_begin + row) * job->outputs + first;
+    int64_t o = 0;
+    for (; o + LANES <= count; o += LANES) {
+        vf total = vf_load(totals + o);
+        if (job->bias) total += vf_load_as(type, job->bias, first + o);
+        vf_store_as(type, job->out, index + o, total);
+    }
+    for (; o < count; o++) {
+        const float total = totals[o];
+        const float bias = job->bias ? load_float(type, job->bias, first + o) : 0.0f;
+        store_float(type, job->out, index + o, job->bias ? total + bias : total);
+    }
+}
+
 // `rows` rows of the panel from `row` on, by outputs [begin, end), at most BLOCK.
 static void add_block(const struct linear *job, int rows, int64_t row, int64_t begin, int64_t end) {
     const int outputs = TILE_OUTPUTS_OF[rows - 1], type = job->type;
     const int64_t row_words = (job->inputs + STEP - 1) / STEP * step_vectors(type) * LANES;
     float totals[(BLOCK + 12) * MOST_ROWS], *tile = totals;
     sum_block(job, rows, (const float *)job->packed + row * row_words, begin, end, totals);
-    for (; begin < end; tile += rows * outputs) {
-        const int count = end - begin < outputs ? 1 : outputs;
-        for (int o = 0; o < count; o++, begin++) {
-            const float bias = job->bias ? load_float(type, job->bias, begin) : 0.0f;
-            for (int r = 0; r < rows; r++) {
-                const float total = tile[r * outputs + o];
-                const int64_t index = (job->panel_begin + row + r) * job->outputs + begin;
-                store_float(type, job->out, index, job->bias ? total + bias : total);
-            }
+    float lines[MOST_ROWS][BLOCK];
+    const int64_t count = end - begin;
+    for (int64_t o = 0; o < count; tile += rows * outputs) {
+        const int some = count - o < outputs ? 1 : outputs;
+        for (int r = 0; r < rows; r++) {
+            for (int i = 0; i < some; i++) lines[r][o + i] = tile[r * outputs + i];
+        }
+        o += some;
+    }
+    for (int r = 0; r < rows; r++) {
+        switch (type) {
+            case TYPE_F32: store_row(TYPE_F32, job, row + r, begin, count, lines[r]); break;
+            case TYPE_BF16: store_row(TYPE_BF16, job, row + r, begin, count, lines[r]); break;
+            default: store_row(TYPE_F16, job, row + r, begin, count, lines[r]);
         }
     }
 }
