@@ -44,7 +44,7 @@ def kernels(request, tmp_path_factory):
     from cardan.platforms.cpu.native.blocks import BlockKernels
 
     folder = tmp_path_factory.mktemp(request.param)
-    for pattern in ("pool.[ch]", "simd.h", "block_*.[ch]"):
+    for pattern in ("pool.[ch]", "simd.h", "amx.h", "block_*.[ch]"):
         for file in Path(native.__file__).parent.glob(pattern):
             shutil.copy(file, folder)
     environment = {

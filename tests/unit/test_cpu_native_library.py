@@ -4,6 +4,7 @@ import ctypes
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -78,6 +79,24 @@ CARDAN_EXPORT int scratch_is_kept(const struct scratch_call *call) {
 }
 """
 
+# The caller's chunk waits for a worker to take the other one.
+FAULT_C = """
+#include "pool.h"
+#include <unistd.h>
+
+static void fault(void *context, int64_t begin, int64_t end, int worker) {
+    if (worker) *(volatile int *)context = 1;
+    sleep(60);
+    (void)begin, (void)end;
+}
+
+struct fault_call { int *nowhere; };
+
+CARDAN_EXPORT int fault_in_worker(const struct fault_call *call) {
+    cardan_parallel_for(2, 2, 1, fault, call->nowhere);
+    return 0;
+}
+"""
 
 COUNT = (library.Size, library.Size, library.Size, library.Pointer)
 
@@ -320,3 +339,23 @@ def test_loops_inside_tasks_and_forked_children(pool):
 def test_scratch_is_aligned_and_kept(pool):
     kept = pool.function("scratch_is_kept", library.Size)
     assert [kept(size) for size in (1, 100, 5000, 1 << 20, 64)] == [1] * 5
+
+
+@needs_compiler
+def test_a_fault_in_a_worker_is_reported(tmp_path):
+    """Workers leave signals to the threads of the host program, but not their own faults."""
+    for name in ("pool.c", "pool.h"):
+        shutil.copy(POOL / name, tmp_path)
+    (tmp_path / "fault.c").write_text(FAULT_C)
+    code = (
+        "import faulthandler, os, sys; from pathlib import Path\n"
+        "from cardan.platforms.cpu.native.library import Pointer, open_library\n"
+        "faulthandler.enable()\n"
+        "found = open_library(os.environ, folder=Path(sys.argv[1]))\n"
+        "found.function('fault_in_worker', Pointer)(0)\n"
+    )
+    where = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, env=where, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in done.stderr

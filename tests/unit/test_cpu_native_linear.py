@@ -16,8 +16,8 @@ from cardan.core.ops.compare import compare_case
 from cardan.core.ops.self_check import LoadedKernel, self_check
 from cardan.platforms.cpu import native
 from cardan.platforms.cpu.cpu_info import instruction_sets
-from cardan.platforms.cpu.native.isa import choose_level
-from cardan.platforms.cpu.native.library import NativeUnavailable, open_library, unavailable_reason
+from cardan.platforms.cpu.native.isa import usable_levels
+from cardan.platforms.cpu.native.library import open_library, unavailable_reason
 from cardan.platforms.cpu.native.providers import LINEAR_PROVIDERS
 
 pytestmark = pytest.mark.skipif(
@@ -27,6 +27,9 @@ pytestmark = pytest.mark.skipif(
 OPS = {op.name: op for op in CATALOGUE}
 LINEAR = OPS["linear"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LEVELS = [
+    level.name for level in usable_levels(platform.machine(), instruction_sets(Path("/")), {})
+]
 # rows, outputs, inputs: whole tiles, remainders of each kind, several panels, cut sums.
 SIZES = (
     (1, 1, 1),
@@ -49,24 +52,23 @@ def name_of(dtype):
     return str(dtype).removeprefix("torch.")
 
 
-@pytest.fixture(scope="module", params=["scalar", "avx2", "avx512", "avx512_bf16"])
+@pytest.fixture(scope="module", params=LEVELS)
 def linear(request, tmp_path_factory):
     """The operation, of a library without the other kernels, which take long to compile."""
     from cardan.platforms.cpu.native.linear import make_linear
 
-    environment = {**os.environ, "CARDAN_CPU_ISA": request.param}
-    features = instruction_sets(Path("/"))
-    try:
-        level = choose_level(platform.machine(), features, environment)
-    except NativeUnavailable as error:
-        pytest.skip(str(error))
-    if level.name != request.param:
-        pytest.skip(f"this CPU has no {request.param}: {' '.join(features)}")
     folder = tmp_path_factory.mktemp(request.param)
-    for pattern in ("pool.[ch]", "simd.h", "linear*.[ch]"):
+    for pattern in ("pool.[ch]", "simd.h", "amx.h", "linear*.[ch]"):
         for file in Path(native.__file__).parent.glob(pattern):
             shutil.copy(file, folder)
-    return make_linear(open_library({**environment, "XDG_CACHE_HOME": str(folder)}, folder=folder))
+    environment = {
+        **os.environ,
+        "CARDAN_CPU_ISA": request.param,
+        "XDG_CACHE_HOME": str(folder),
+    }
+    library = open_library(environment, folder=folder)
+    assert library.isa == request.param
+    return make_linear(library)
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ INSTRUCTION_SETS: tuple[str, ...] = (
     "avx512vl",
     "avx512_vnni",
     "avx512_bf16",
+    "amx_tile",
     "amx_bf16",
     "amx_int8",
     "neon",

@@ -1,10 +1,12 @@
 // Products of activations, in 8 bits, with packed blocks of weights.
 //
 // With one row, blocks are unpacked to registers and used once. With more, a stretch of a tile is
-// unpacked into the first cache and multiplied with all rows of the panel, some at a time.
+// unpacked into the first cache and multiplied with all rows of the panel, some at a time; where
+// there are tile registers and enough rows, by those.
 #include "block_multiply.h"
 
-// Rows that are quantised at a time, a multiple of GROUP, so that they stay in the second cache.
+// Rows that are quantised at a time, a multiple of those of tile registers, so that they stay in
+// the second cache.
 #define LEAST_PANEL 64
 #define MOST_PANEL 256
 #define PANEL_BYTES 393216
@@ -14,6 +16,13 @@
 #define AHEAD_BYTES 16384
 // Least bytes of weights, times rows, of a chunk.
 #define CHUNK_BYTES 65536
+
+#if defined(__AMX_INT8__)
+#define BLOCK_AMX 1
+#include "block_amx.h"
+#else
+#define BLOCK_AMX 0
+#endif
 
 struct block_job {
     const char *x;
@@ -25,14 +34,25 @@ struct block_job {
     struct row_block *rows;
     int64_t inputs, outputs, blocks, tile_bytes;
     int64_t panel_begin, panel_rows;
+    int64_t group;         // rows whose blocks lie side by side: GROUP, or those of tile registers
     int type, format;
 };
 
-// Of the rows from `row` on, a multiple of GROUP. Three are four with a row of nothing behind
-// them, which saves a kernel.
+CARDAN_INLINE int64_t group_of(const struct block_job *job) {
+    return BLOCK_AMX ? job->group : GROUP;
+}
+
+// Places of the rows from `row` on, a multiple of the job's group. Three of GROUP are four with a
+// row of nothing behind them, which saves a kernel.
 CARDAN_INLINE int64_t group_size(const struct block_job *job, int64_t row) {
     const int64_t left = job->panel_rows - row;
-    return left < 3 ? left : GROUP;
+    return left < 3 && group_of(job) == GROUP ? left : group_of(job);
+}
+
+// The first block of a row.
+CARDAN_INLINE struct row_block *first_block(const struct block_job *job, int64_t row) {
+    const int64_t first = row / group_of(job) * group_of(job);
+    return job->rows + first * job->blocks + (row - first);
 }
 
 CARDAN_INLINE void ask_for(const uint8_t *from, const int64_t bytes) {
@@ -47,10 +67,8 @@ static __attribute__((noinline)) void finish(const struct block_job *job, int64_
     const int count = left < TILE ? (int)left : TILE;
     tf sums = *from;
     if (job->scales) {
-        const struct row_block *block =
-            job->rows + row / GROUP * GROUP * job->blocks + row % GROUP;
         const tf scale = tf_load_as(TYPE_F32, job->scales, first, count);
-        sums = tf_from((ti)sums) * (scale * block->scale);
+        sums = tf_from((ti)sums) * (scale * first_block(job, row)->scale);
     }
     if (job->bias) sums += tf_load_as(job->type, job->bias, first, count);
     const int64_t index = (job->panel_begin + row) * job->outputs + first;
@@ -121,6 +139,23 @@ CARDAN_INLINE void add_panel(const int sum, const struct block_job *job,
     }
 }
 
+#if BLOCK_AMX
+CARDAN_INLINE void add_panel_amx(const int sum, const struct block_job *job,
+                                 const struct tile_block *tile, int64_t begin, int64_t count,
+                                 tf (*sums)[TILES]) {
+    amx_written(tile);
+    for (int64_t r = 0; r < job->panel_rows; r += AMX_ROWS) {
+        const int64_t left = job->panel_rows - r, rows = left < AMX_ROWS ? left : AMX_ROWS;
+        const struct row_block *row = job->rows + r * job->blocks + begin * AMX_ROWS;
+        if (sum == SUM_WHOLE) {
+            amx_add_whole(rows, tile, row, count, sums + r);
+        } else {
+            amx_add_blocks(sum, rows, tile, row, count, sums + r);
+        }
+    }
+}
+#endif
+
 typedef void (*one_row_function)(const struct block_job *, int64_t, int64_t);
 typedef void (*unpack_function)(const uint8_t *, int64_t, struct tile_block *);
 typedef void (*panel_function)(const struct block_job *, const struct tile_block *, int64_t,
@@ -152,6 +187,36 @@ EACH_SUM(DEFINE_SUM)
 #define PANEL_OF(name) [SUM_##name] = panel_##name,
 static const panel_function PANEL[NUM_SUMS] = {EACH_SUM(PANEL_OF)};
 
+#if BLOCK_AMX
+#define DEFINE_AMX_SUM(name)                                                                    \
+    static void panel_amx_##name(const struct block_job *job, const struct tile_block *tile,    \
+                                 int64_t begin, int64_t count, tf (*sums)[TILES]) {             \
+        add_panel_amx(SUM_##name, job, tile, begin, count, sums);                               \
+    }
+EACH_SUM(DEFINE_AMX_SUM)
+#define AMX_PANEL_OF(name) [SUM_##name] = panel_amx_##name,
+static const panel_function AMX_PANEL[NUM_SUMS] = {EACH_SUM(AMX_PANEL_OF)};
+#endif
+
+// The function for the job's panel, whose tile registers it readies; ended by end_panel.
+static panel_function begin_panel(const struct block_job *job) {
+    const int sum = FORMATS[job->format].sum;
+#if BLOCK_AMX
+    if (job->group == AMX_ROWS) {
+        amx_begin_blocks(sum);
+        return AMX_PANEL[sum];
+    }
+#endif
+    return PANEL[sum];
+}
+
+static void end_panel(const struct block_job *job) {
+#if BLOCK_AMX
+    if (job->group == AMX_ROWS) _tile_release();
+#endif
+    (void)job;
+}
+
 static void multiply_task(void *context, int64_t begin, int64_t end, int worker) {
     const struct block_job *job = context;
     (void)worker;
@@ -160,7 +225,8 @@ static void multiply_task(void *context, int64_t begin, int64_t end, int worker)
         ONE_ROW[job->format](job, begin * TILES, end * TILES < tiles ? end * TILES : tiles);
         return;
     }
-    const int per_super = FORMATS[job->format].blocks, sum = FORMATS[job->format].sum;
+    const int per_super = FORMATS[job->format].blocks;
+    const panel_function add = begin_panel(job);
     const int64_t tiles = (job->outputs + TILE - 1) / TILE;
     struct tile_block stretch[STRETCH * TILES];
     tf sums[MOST_PANEL][TILES];
@@ -175,7 +241,7 @@ static void multiply_task(void *context, int64_t begin, int64_t end, int worker)
                                        k / per_super * packed_bytes(job->format);
                 UNPACK[job->format](super, count, stretch + t);
             }
-            PANEL[sum](job, stretch, k, count, sums);
+            add(job, stretch, k, count, sums);
         }
         for (int64_t row = 0; row < job->panel_rows; row++) {
             for (int t = 0; t < TILES && tile + t < tiles; t++) {
@@ -183,6 +249,7 @@ static void multiply_task(void *context, int64_t begin, int64_t end, int worker)
             }
         }
     }
+    end_panel(job);
 }
 
 static void quantize_task(void *context, int64_t begin, int64_t end, int worker) {
@@ -190,8 +257,8 @@ static void quantize_task(void *context, int64_t begin, int64_t end, int worker)
     const int sum = FORMATS[job->format].sum;
     (void)worker;
     for (int64_t row = begin; row < end; row++) {
-        const int64_t first = row / GROUP * GROUP, stride = group_size(job, first);
-        struct row_block *to = job->rows + first * job->blocks + row % GROUP;
+        const int64_t stride = group_size(job, row / group_of(job) * group_of(job));
+        struct row_block *to = first_block(job, row);
         const char *x = job->x + (job->panel_begin + row) * job->x_stride;
         switch (job->type) {
             case TYPE_F32: quantize_row(TYPE_F32, x, job->inputs, sum, to, stride); break;
@@ -201,9 +268,18 @@ static void quantize_task(void *context, int64_t begin, int64_t end, int worker)
     }
 }
 
+// Rows that lie side by side in a panel of so many.
+static int64_t group_for(int64_t rows) {
+#if BLOCK_AMX
+    if (rows >= AMX_LEAST_ROWS) return AMX_ROWS;
+#endif
+    (void)rows;
+    return GROUP;
+}
+
 static void clear_row_of_nothing(const struct block_job *job) {
     const int64_t row = job->panel_rows;
-    if (row % GROUP != 3) return;
+    if (row % GROUP != 3 || group_of(job) != GROUP) return;
     struct row_block *to = job->rows + row / GROUP * GROUP * job->blocks + 3;
     for (int64_t k = 0; k < job->blocks; k++) memset(to + k * GROUP, 0, sizeof *to);
 }
@@ -227,15 +303,17 @@ CARDAN_EXPORT int cardan_block_linear(const struct block_linear_call *call) {
         .outputs = call->outputs, .blocks = supers * FORMATS[format].blocks,
         .tile_bytes = supers * packed_bytes(format), .type = type, .format = format,
     };
-    int64_t panel = PANEL_BYTES / ((job.blocks + 1) * (int64_t)sizeof *job.rows) / GROUP * GROUP;
+    int64_t panel = PANEL_BYTES / ((job.blocks + 1) * (int64_t)sizeof *job.rows) / 16 * 16;
     panel = panel < LEAST_PANEL ? LEAST_PANEL : panel > MOST_PANEL ? MOST_PANEL : panel;
     panel = call->rows < panel ? call->rows : panel;
-    const int64_t room = (panel + GROUP - 1) / GROUP * GROUP * job.blocks;
+    const int64_t most_group = group_for(panel);
+    const int64_t room = (panel + most_group - 1) / most_group * most_group * job.blocks;
     job.rows = cardan_scratch(CARDAN_SCRATCH_CALL, (size_t)(room + 1) * sizeof *job.rows);
     if (!job.rows) return CARDAN_NO_MEMORY;
     for (int64_t begin = 0; begin < call->rows; begin += panel) {
         job.panel_begin = begin;
         job.panel_rows = call->rows - begin < panel ? call->rows - begin : panel;
+        job.group = group_for(job.panel_rows);
         clear_row_of_nothing(&job);
         const int64_t least = CHUNK_BYTES / (TILES * job.tile_bytes * job.panel_rows + 1) + 1;
         const int64_t grain = cardan_even_grain(threads, pairs, least);

@@ -224,13 +224,11 @@ CARDAN_INLINE void block_dots(const int sum, const int tiles, const int rows,
 }
 #endif
 
-// Adds one block of `tiles` tiles to the sums of `rows` rows. Those of SUM_WHOLE are whole
-// numbers.
-CARDAN_INLINE void add_block(const int sum, const int tiles, const int rows,
-                             const struct tile_block *tile, const struct row_block *row,
-                             tf sums[TILES][GROUP]) {
-    ti totals[TILES][GROUP];
-    block_dots(sum, tiles, rows, tile, row, totals);
+// Adds the products of one block of `tiles` tiles to the sums of `rows` rows. Those of SUM_WHOLE
+// are whole numbers.
+CARDAN_INLINE void add_totals(const int sum, const int tiles, const int rows,
+                              const struct tile_block *tile, const struct row_block *row,
+                              ti totals[TILES][GROUP], tf sums[TILES][GROUP]) {
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 2
@@ -249,4 +247,12 @@ CARDAN_INLINE void add_block(const int sum, const int tiles, const int rows,
             sums[t][r] = tf_fma(tf_from(totals[t][r]), tile[t].scale * row[r].scale, value);
         }
     }
+}
+
+CARDAN_INLINE void add_block(const int sum, const int tiles, const int rows,
+                             const struct tile_block *tile, const struct row_block *row,
+                             tf sums[TILES][GROUP]) {
+    ti totals[TILES][GROUP];
+    block_dots(sum, tiles, rows, tile, row, totals);
+    add_totals(sum, tiles, rows, tile, row, totals, sums);
 }

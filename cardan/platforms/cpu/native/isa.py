@@ -1,7 +1,8 @@
 """Which instruction sets the kernels are compiled for. Imports no torch.
 
 C code asks for what it uses by the compiler's macros: ``__AVX2__``, ``__AVXVNNI__``,
-``__AVX512F__`` (with BW, DQ and VL), ``__AVX512VNNI__``, ``__AVX512BF16__``; on Arm
+``__AVX512F__`` (with BW, DQ and VL), ``__AVX512VNNI__``, ``__AVX512BF16__``, ``__AMX_BF16__`` and
+``__AMX_INT8__`` (with ``__AMX_TILE__``); on Arm
 ``__ARM_FEATURE_DOTPROD``, ``__ARM_FEATURE_MATMUL_INT8``, ``__ARM_FEATURE_BF16``,
 ``__ARM_FEATURE_SVE``.
 """
@@ -29,19 +30,25 @@ class IsaLevel:
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _AVX512_VNNI = _AVX512 | {"avx512_vnni"}
+_AVX512_BF16 = _AVX512_VNNI | {"avx512_bf16"}
+# Tile registers: what Linux has to allow a process before it uses these.
+AMX = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
 _AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 _AVX512_FLAGS = (
     *_AVX2_FLAGS,
     *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"),
 )
 _AVX512_VNNI_FLAGS = (*_AVX512_FLAGS, "-mavx512vnni")
+_AVX512_BF16_FLAGS = (*_AVX512_VNNI_FLAGS, "-mavx512bf16")
+_AMX_FLAGS = (*_AVX512_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8")
 _X86 = (
     IsaLevel(LOWEST, frozenset(), ()),
     IsaLevel("avx2", _AVX2, _AVX2_FLAGS),
     IsaLevel("avx2_vnni", _AVX2 | {"avx_vnni"}, (*_AVX2_FLAGS, "-mavxvnni")),
     IsaLevel("avx512", _AVX512, _AVX512_FLAGS),
     IsaLevel("avx512_vnni", _AVX512_VNNI, _AVX512_VNNI_FLAGS),
-    IsaLevel("avx512_bf16", _AVX512_VNNI | {"avx512_bf16"}, (*_AVX512_VNNI_FLAGS, "-mavx512bf16")),
+    IsaLevel("avx512_bf16", _AVX512_BF16, _AVX512_BF16_FLAGS),
+    IsaLevel("amx", _AVX512_BF16 | AMX, _AMX_FLAGS),
 )
 _I8MM = frozenset({"asimddp", "i8mm", "bf16"})
 _I8MM_MARCH = "-march=armv8.2-a+fp16+dotprod+i8mm+bf16"

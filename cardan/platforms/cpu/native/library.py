@@ -29,6 +29,7 @@ from pathlib import Path
 
 from cardan.core.interfaces.errors import CardanError, OutOfMemoryError
 from cardan.platforms.cpu.cpu_info import instruction_sets
+from cardan.platforms.cpu.native.amx import amx_refusal
 from cardan.platforms.cpu.native.build import (
     BASE_FLAGS,
     Compiler,
@@ -49,7 +50,8 @@ from cardan.platforms.cpu.native.function import (
     Recorder,
     Size,
 )
-from cardan.platforms.cpu.native.isa import IsaLevel, usable_levels
+from cardan.platforms.cpu.native.isa import AMX, IsaLevel, usable_levels
+from cardan.platforms.cpu.numba.availability import substitute
 
 __all__ = [
     "NativeFunction",
@@ -142,7 +144,7 @@ def native_status() -> str:
     """One line for people: instruction sets and origin of the library, or why there is none."""
     found = _outcome()
     if isinstance(found, str):
-        return f"unavailable: {found}"
+        return f"unavailable: {found}; {substitute()}"
     return f"{found.isa}, {found.origin}"
 
 
@@ -162,6 +164,10 @@ def open_library(
     # After the kernels' own, so that they win: sanitizers, debugging.
     compiler = replace(compiler, extra=tuple(shlex.split(environment.get(FLAGS_VARIABLE, ""))))
     for level in levels:
+        refusal = amx_refusal() if level.features & AMX else None
+        if refusal is not None:
+            _LOG.info("the instructions of %s cannot be used: %s", level.name, refusal)
+            continue
         found = _open_level(level, compiler, sources(folder), cache_root(environment))
         if found is not None:
             return found
@@ -227,5 +233,5 @@ def _find_out() -> NativeLibrary | str:
     try:
         return open_library(os.environ)
     except NativeUnavailable as error:
-        _LOG.warning("the CPU runs without native kernels, several times slower: %s", error)
+        _LOG.warning("the CPU runs without native kernels (%s); %s", error, substitute())
         return str(error)

@@ -1,4 +1,5 @@
-// What both ways of computing a matrix product share: the job, and the order of sums.
+// What the ways of computing a matrix product share: the job, and the order of sums of those that
+// have no tile registers (linear_amx.c).
 //
 // Every output is one sum in one order, whatever else is computed beside it and whichever way:
 // inputs are cut into spans; in a span, lane i of a vector adds the elements that fall to it, from
@@ -24,6 +25,13 @@
 #define NATIVE_BF16 1
 #else
 #define NATIVE_BF16 0
+#endif
+
+#if defined(__AMX_BF16__)
+// Tile registers sum bfloat16 in an order of their own, so all products of that type are theirs.
+#define LINEAR_AMX 1
+#else
+#define LINEAR_AMX 0
 #endif
 
 struct linear {
@@ -66,6 +74,8 @@ CARDAN_INLINE vf add_product(const int type, vf x, vf w, vf sum) {
     return vf_fma(x, w, sum);
 }
 
-// Both return a status. Results of both are the same bits.
+// All return a status. Results of the first two are the same bits.
 int cardan_linear_few(struct linear job, int threads);
 int cardan_linear_many(struct linear job, int threads);
+// Of bfloat16, with LINEAR_AMX.
+int cardan_linear_amx(struct linear job, int threads);
