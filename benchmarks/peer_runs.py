@@ -90,7 +90,8 @@ def vllm(python: Path, model: Path) -> dict[str, Callable[[], Figures]]:
     """``model``: a folder as Hugging Face has them, for its GGUF reader lacks the architecture."""
 
     def run(scenario: str) -> Figures:
-        command = [str(python), str(HERE / "vllm_run.py"), str(model), scenario]
+        # Without this folder on its path: it imports a package that is called as a file here.
+        command = [str(python), "-P", str(HERE / "vllm_run.py"), str(model), scenario]
         return _scripted(command, _VLLM_ENV)
 
     # Its wheel for CPUs has no working command of its own.
@@ -109,7 +110,8 @@ def _scripted(command: Sequence[str], settings: Mapping[str, str] = _NO_SETTINGS
     """What a script of a peer prints; of a start, the time from here to its first token."""
     began = time.monotonic()
     lines, peak = _run_measured(command, settings)
-    figures: Figures = json.loads(lines[-1])
+    # A peer may write logs beside it.
+    figures: Figures = json.loads([line for line in lines if line.startswith("{")][-1])
     if "first_token_at" in figures:
         figures = {"start_s": figures["first_token_at"] - began}
     return {**figures, "peak_rss_mb": peak}

@@ -2,7 +2,8 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -41,13 +42,14 @@ def open_client(
     hang_timeout: float = 300.0,
     max_restarts: int = 0,
     prompt_logits: "PromptLogitsObserver | None" = None,
+    meanwhile: Callable[[], object] | None = None,
 ) -> OpenedClient:
     """Start an engine and, while it loads, read its tokenizer. Blocks until it is ready.
 
     In a process of its own it may be replaced ``max_restarts`` times within ten minutes when it
     dies or finishes no step for ``hang_timeout`` seconds; its health turns after ``step_timeout``.
     In this process ``prompt_logits`` is shown, on the engine's thread, the logits of prompts whose
-    log-probabilities are wanted.
+    log-probabilities are wanted. ``meanwhile`` is called on a thread while the engine loads.
 
     Raises:
         CardanError: with the cause and the remedy; nothing is left running.
@@ -56,18 +58,34 @@ def open_client(
         raise ValueError("logits are shown in this process only; set in_process")
     config.check()
     source = read_model(config.model)
+    launched = threading.Event()
+
+    def spawn() -> EngineChild:
+        try:
+            return _spawn(config)
+        finally:
+            launched.set()
+
+    def read_text() -> Tokenizer:
+        # Not before: both want the interpreter, and the engine takes longer.
+        launched.wait()
+        if meanwhile is not None:
+            meanwhile()
+        return read_tokenizer(config.model, source)
+
     with ThreadPoolExecutor(1) as pool:
-        text = pool.submit(read_tokenizer, config.model, source)
-        template = read_chat_template(config.model)
+        text = pool.submit(read_text)
         client: EngineClient
         if in_process:
+            launched.set()
             client = InProcessClient(lambda: _build(config, prompt_logits), step_timeout)
         else:
             client = SupervisedClient(
-                lambda: _spawn(config), step_timeout, RestartPolicy(max_restarts, hang_timeout)
+                spawn, step_timeout, RestartPolicy(max_restarts, hang_timeout)
             )
     try:
         tokenizer = text.result()
+        template = read_chat_template(config.model)
         if template is not None:
             ChatTemplate(template, tokenizer.special_tokens)  # a bad one fails now, not later
         preprocessor = Preprocessor(tokenizer, client.info, template)
@@ -84,6 +102,7 @@ async def open_async_engine(
     step_timeout: float = 60.0,
     hang_timeout: float = 300.0,
     max_restarts: int = 0,
+    meanwhile: Callable[[], object] | None = None,
 ) -> AsyncEngine:
     """Start an engine for the running event loop; see ``open_client``."""
     opened = await asyncio.to_thread(
@@ -93,6 +112,7 @@ async def open_async_engine(
         step_timeout=step_timeout,
         hang_timeout=hang_timeout,
         max_restarts=max_restarts,
+        meanwhile=meanwhile,
     )
     return AsyncEngine(opened.client, opened.tokenizer, opened.preprocessor)
 

@@ -1,6 +1,6 @@
 """What commands need of the engine. Imported for type checking only: its imports are heavy."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from cardan.core.config.engine import EngineConfig
@@ -28,4 +28,5 @@ class OpenEngine(Protocol):
         step_timeout: float = ...,
         hang_timeout: float = ...,
         max_restarts: int = ...,
+        meanwhile: Callable[[], object] | None = ...,
     ) -> Awaitable[Engine]: ...

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import importlib
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cardan.cli.bootstrapping import import_bootstrap
@@ -21,7 +23,7 @@ def serve(options: ServerOptions) -> int:
     level = options.log_level or ("debug" if is_debugging() else "info")
     configure_logging(level, options.log_format)
     config, edge = engine_config(options), server_config(options)
-    from cardan.server.run import reserve_socket
+    from cardan.server.sockets import reserve_socket
 
     # An address that cannot be had is known before the model is loaded.
     with contextlib.closing(reserve_socket(edge)) as sock:
@@ -30,15 +32,16 @@ def serve(options: ServerOptions) -> int:
 
 
 async def _serve(config: EngineConfig, edge: ServerConfig, sock: "socket.socket") -> None:
-    from cardan.server.run import serve as serve_http
-
     engine = await import_bootstrap()(
         config,
         in_process=False,
         step_timeout=edge.step_timeout,
         hang_timeout=edge.hang_timeout,
         max_restarts=edge.max_engine_restarts,
+        meanwhile=partial(importlib.import_module, "cardan.server.run"),
     )
+    from cardan.server.run import serve as serve_http
+
     try:
         await serve_http(engine, edge, sock)
     finally:

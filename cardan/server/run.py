@@ -18,8 +18,7 @@ from cardan.server.app import create_app
 from cardan.server.connection import Connection
 from cardan.server.context import served_names
 from cardan.server.metrics import ServerMetrics
-from cardan.server.sockets import BACKLOG, address_of
-from cardan.server.sockets import reserve_socket as reserve_socket
+from cardan.server.sockets import BACKLOG, address_of, reserve_socket
 
 logger = logging.getLogger(__name__)
 

@@ -52,8 +52,11 @@ def stack(monkeypatch):
         Stack.seen += (config,)
         return Stack.sock
 
-    async def open_async_engine(config, *, in_process, step_timeout, hang_timeout, max_restarts):
+    async def open_async_engine(
+        config, *, in_process, step_timeout, hang_timeout, max_restarts, meanwhile
+    ):
         assert in_process is False
+        meanwhile()
         Stack.supervision = (step_timeout, hang_timeout, max_restarts)
         Stack.seen += (config,)
         return Stack.engine
@@ -68,9 +71,8 @@ def stack(monkeypatch):
     monkeypatch.setitem(
         sys.modules, "cardan.bootstrap", FakeModule(open_async_engine=open_async_engine)
     )
-    monkeypatch.setitem(
-        sys.modules, "cardan.server.run", FakeModule(serve=serve, reserve_socket=reserve_socket)
-    )
+    monkeypatch.setitem(sys.modules, "cardan.server.run", FakeModule(serve=serve))
+    monkeypatch.setattr("cardan.server.sockets.reserve_socket", reserve_socket)
     return Stack
 
 
@@ -311,7 +313,7 @@ def test_an_address_that_is_taken_stops_before_loading(stack, capsys, monkeypatc
     def reserve_socket(config):
         raise ConfigError("cannot listen on port 8000; choose another with --port")
 
-    monkeypatch.setattr(sys.modules["cardan.server.run"], "reserve_socket", reserve_socket)
+    monkeypatch.setattr("cardan.server.sockets.reserve_socket", reserve_socket)
     assert main(["serve", "demo"]) == 1
     assert "choose another with --port" in capsys.readouterr().err
     assert stack.seen == ()

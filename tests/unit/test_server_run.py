@@ -16,7 +16,7 @@ from server_helpers import FakeEngine, Sample, read_events, running, wait_until
 
 from cardan.core.config.server import ServerConfig
 from cardan.core.types.errors import ConfigError
-from cardan.server.run import reserve_socket
+from cardan.server.sockets import reserve_socket
 
 
 def in_thread(function):
@@ -163,7 +163,8 @@ SCRIPT = """
     sys.path.insert(0, {folder!r})
     from server_helpers import FakeEngine, Sample
     from cardan.core.config.server import ServerConfig
-    from cardan.server.run import reserve_socket, serve
+    from cardan.server.run import serve
+    from cardan.server.sockets import reserve_socket
     config = ServerConfig(port=0, shutdown_timeout={timeout})
     sock = reserve_socket(config)
     print(sock.getsockname()[1], flush=True)
