@@ -23,7 +23,7 @@ from cardan.core.ops.reference.block_inputs import random_blocks
 from cardan.core.types.ggml import BLOCK_TYPES
 from cardan.platforms.cpu.native.blocks import block_linear, prepare_blocks
 from cardan.platforms.cpu.native.library import native_status
-from cardan.platforms.cpu.native.linear import linear
+from cardan.platforms.cpu.native.linear import linear, prepare_linear
 
 # Fused q, k, v; their output; gate and up; down. Superblocks need multiples of 256.
 LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))
@@ -60,7 +60,7 @@ def measure(format, rows, shape, repeats):
     copies = max(1, COLD_BYTES // size) if rows == 1 else 1
     blocks = [prepare_blocks(stored, format, inputs, outputs) for _ in range(copies)]
     dense = torch.randn(outputs, inputs).to(torch.bfloat16)
-    dense = [dense.clone() for _ in range(max(1, copies * size // (2 * outputs * inputs)))]
+    dense = [prepare_linear(dense) for _ in range(max(1, copies * size // (2 * outputs * inputs)))]
     x = torch.randn(rows, inputs).to(torch.bfloat16)
     calls = {
         "blocks": (lambda index: block_linear(x, blocks[index], None, format), len(blocks)),

@@ -19,22 +19,28 @@ from torch.nn.functional import linear as torch_linear
 
 from cardan.platforms.cpu.native.library import native_status
 from cardan.platforms.cpu.native.linear import linear as native_linear
+from cardan.platforms.cpu.native.linear import prepare_linear
 
 SHAPES = ((576, 576), (1536, 576), (576, 1536), (49152, 576))
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 ROWS = (1, 4, 16, 32, 128, 512, 2048)
 # Larger than the last cache.
 COLD_BYTES = 96 << 20
-KERNELS = {"native": native_linear, "torch": torch_linear}
+# Each with what brings a weight into the form that it takes.
+KERNELS = {
+    "native": (native_linear, prepare_linear),
+    "torch": (torch_linear, lambda weight: weight),
+}
 
 
 def least_times(x, weights, repeats):
     """Seconds of one product, by kernel."""
     least = dict.fromkeys(KERNELS, float("inf"))
+    prepared = {name: [prepare(w) for w in weights] for name, (_, prepare) in KERNELS.items()}
     for _ in range(repeats):
-        for name, kernel in KERNELS.items():
+        for name, (kernel, _) in KERNELS.items():
             started = time.perf_counter()
-            for weight in weights:
+            for weight in prepared[name]:
                 kernel(x, weight, None)
             least[name] = min(least[name], (time.perf_counter() - started) / len(weights))
     return least

@@ -7,7 +7,8 @@
 A: one stream, 128 prompt and 256 generated tokens. B: 32 requests at once, 256 and 128 tokens.
 C: 64 streamed requests over HTTP, 16 clients, prompts of 150 to 250 tokens, 64 generated. D: 32
 requests that share 512 prompt tokens (new each time) and have 32 of their own, 32 generated.
-start: a process of its own from its start to its first token.
+start: a process of its own from its start to its first token. busy: A while another process takes
+half of one CPU.
 
 Each round runs every engine once on a scenario before the next scenario, so that all meet the same
 state of the machine. One JSON line for each run; the last line of an engine and scenario has the
@@ -18,6 +19,7 @@ llama-server; `--openvino-python` is an interpreter with the package openvino-ge
 """
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
@@ -26,11 +28,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import peer_runs
+from neighbour import neighbour
 
 from cardan.bench.result import source_commit
 
 Figures = dict[str, float]
-SCENARIOS = ("A", "B", "C", "D", "start")
+SCENARIOS = ("A", "B", "C", "D", "start", "busy")
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,11 @@ def main():
         kept: dict[str, list[Figures]] = {}
         for number in range(options.rounds):
             for engine in chosen:
-                if scenario not in engine.runs:
+                run = engine.runs.get("A" if scenario == "busy" else scenario)
+                if run is None:
                     continue
-                figures = engine.runs[scenario]()
+                with neighbour() if scenario == "busy" else contextlib.nullcontext():
+                    figures = run()
                 kept.setdefault(engine.name, []).append(figures)
                 print_line(facts, scenario, engine.name, {"round": number, **figures})
         for name, rounds in kept.items():

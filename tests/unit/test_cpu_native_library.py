@@ -295,7 +295,8 @@ def test_starts_at_the_same_time_all_get_the_library(tmp_path):
 
 def test_the_status_says_what_there_is(monkeypatch):
     monkeypatch.setattr(library, "_outcome", lambda: "no C compiler: none")
-    assert library.native_status() == "unavailable: no C compiler: none"
+    monkeypatch.setattr(library, "substitute", lambda: "torch serves")
+    assert library.native_status() == "unavailable: no C compiler: none; torch serves"
     assert library.unavailable_reason() == "no C compiler: none"
     with pytest.raises(NativeUnavailable, match="no C compiler: none"):
         library.library()

@@ -29,6 +29,8 @@ from cardan.platforms.cpu.native.elementwise_providers import ELEMENTWISE_PROVID
 from cardan.platforms.cpu.native.library import native_status
 from cardan.platforms.cpu.native.providers import LINEAR_PROVIDERS
 from cardan.platforms.cpu.native.sampling_providers import SAMPLING_PROVIDERS
+from cardan.platforms.cpu.numba.availability import is_installed as numba_is_installed
+from cardan.platforms.cpu.numba.providers import NUMBA_PROVIDERS
 from cardan.platforms.cpu.placement import (
     placement_facts,
     plan_placement,
@@ -179,13 +181,17 @@ class CpuPlatform(Platform):
         return ShapePolicy(lazy=True)
 
     def kernels(self, device: DeviceInfo) -> Sequence[Provider]:
-        return _PROVIDERS
+        # The native kernels are asked first, so numba is imported only where they are missing.
+        return (*_PROVIDERS, *NUMBA_PROVIDERS) if numba_is_installed() else _PROVIDERS
 
     def attention(self, device: DeviceInfo) -> "Sequence[type[AttentionBackend]]":
         from cardan.platforms.cpu.attention import CpuAttention
         from cardan.platforms.cpu.native.attention import NativeAttention
+        from cardan.platforms.cpu.numba.attention import NumbaAttention
 
-        return (NativeAttention, CpuAttention)
+        if not numba_is_installed():
+            return (NativeAttention, CpuAttention)
+        return (NativeAttention, NumbaAttention, CpuAttention)
 
     def doctor(self, device: DeviceInfo) -> Mapping[str, str]:
         set_by_user = {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ}

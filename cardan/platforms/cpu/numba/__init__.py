@@ -1,0 +1,1 @@
+"""Kernels of the CPU platform compiled by numba, for machines without a C compiler."""
