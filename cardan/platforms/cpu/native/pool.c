@@ -200,10 +200,12 @@ __attribute__((constructor)) static void watch_forks(void) {
 
 // Fewer than asked for where the system has no more threads; jobs are right with any number.
 static void grow(int num_workers) {
-    sigset_t all, before;
-    sigfillset(&all);
-    // Signals are for the threads of the host program.
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE};
+    sigset_t blocked, before;
+    sigfillset(&blocked);
+    // Signals are for the threads of the host program; its handlers are told of a worker's faults.
+    for (int i = 0; i < 4; i++) sigdelset(&blocked, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
     while (pool.num_workers < num_workers) {
         pthread_t thread;
         const intptr_t worker = pool.num_workers + 1;

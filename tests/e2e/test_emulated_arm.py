@@ -1,0 +1,55 @@
+"""Kernels for Arm, compiled by a cross compiler and run by QEMU on processors that have no more
+than their level asks for."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from emulated_kernels import FAMILIES, run_unit_tests
+
+TOOLS = {
+    "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+    "qemu-aarch64": "qemu-user",
+}
+MISSING = [packages for tool, packages in TOOLS.items() if shutil.which(tool) is None]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(MISSING), reason=f"no Arm: install {' '.join(MISSING)}"),
+    pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux's /proc"),
+]
+
+
+# Families of kernels, and tests left out. The kernels' own instructions differ between the first
+# two levels, in blocks; with the others the compiler has more to choose from.
+LEVELS = {
+    "neon": (FAMILIES, ()),
+    "dotprod": (("linear", "blocks"), ()),
+    "i8mm": (("blocks",), ()),
+    "sve": (FAMILIES, ("caches", "heads")),
+}
+# What takes QEMU long, and is about threads, statistics and scale more than about instructions.
+COSTLY = (
+    "threads",
+    "depend",
+    "huge",
+    "large",
+    "frequencies",
+    "last_place",
+    "ties",
+    "masked",
+    "long",
+)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_kernels_agree_with_their_truth(level: str, tmp_path: Path) -> None:
+    families, without = LEVELS[level]
+    run_unit_tests(tmp_path, "aarch64", level, families, without=(*COSTLY, *without))
+
+
+@pytest.mark.scheduled
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("level", LEVELS)
+def test_kernels_pass_all_unit_tests(level: str, tmp_path: Path) -> None:
+    run_unit_tests(tmp_path, "aarch64", level, FAMILIES)
