@@ -66,13 +66,23 @@ def amx_level():
 
 
 @pytest.fixture(scope="module")
-def linear(tmp_path_factory):
-    from cardan.platforms.cpu.native.linear import make_linear
+def kernels(tmp_path_factory):
+    from cardan.platforms.cpu.native.linear import LinearKernels
 
     if "avx2" not in instruction_sets(Path("/")):
         pytest.skip("this CPU has no AVX2")
     folder = tmp_path_factory.mktemp("linear")
-    return make_linear(compiled(folder, "avx2", ("linear*.[ch]",), tiles=True))
+    return LinearKernels(compiled(folder, "avx2", ("linear*.[ch]",), tiles=True))
+
+
+@pytest.fixture
+def linear(kernels):
+    """The operation with a weight that is prepared for it."""
+
+    def prepared(x, weight, bias):
+        return kernels.linear(x, kernels.prepare_linear(weight), bias)
+
+    return prepared
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +175,19 @@ def test_what_is_not_finite_stays_in_its_place(linear):
         out = linear(x[rows], weight, None)
         assert torch.equal(out.isnan(), truth[rows].isnan())
         assert torch.equal(out.isinf(), truth[rows].isinf())
+
+
+@needs_library
+@needs_x86
+def test_weights_are_read_as_they_are_stored_by_tiles_and_packed_for_others(kernels):
+    x, weight, bias = inputs(5, 50, 70)
+    prepared = kernels.prepare_linear(weight)
+    assert torch.equal(prepared.data, weight)
+    assert torch.equal(kernels.linear(x, weight, bias), kernels.linear(x, prepared, bias))
+    wide = kernels.prepare_linear(weight.float())
+    assert wide.data.dtype is torch.uint8
+    truth = torch.nn.functional.linear(x.float(), weight.float(), bias.float())
+    torch.testing.assert_close(kernels.linear(x.float(), wide, bias.float()), truth)
 
 
 @needs_library

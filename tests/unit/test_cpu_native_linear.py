@@ -13,11 +13,12 @@ from torch.nn import functional
 from cardan.core.interfaces.kernels import Case
 from cardan.core.ops.catalogue import CATALOGUE
 from cardan.core.ops.compare import compare_case
+from cardan.core.ops.loading import load_provider
 from cardan.core.ops.self_check import LoadedKernel, self_check
 from cardan.platforms.cpu import native
 from cardan.platforms.cpu.cpu_info import instruction_sets
 from cardan.platforms.cpu.native.isa import usable_levels
-from cardan.platforms.cpu.native.library import open_library, unavailable_reason
+from cardan.platforms.cpu.native.library import library, open_library, unavailable_reason
 from cardan.platforms.cpu.native.providers import LINEAR_PROVIDERS
 
 pytestmark = pytest.mark.skipif(
@@ -30,7 +31,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEVELS = [
     level.name for level in usable_levels(platform.machine(), instruction_sets(Path("/")), {})
 ]
-# rows, outputs, inputs: whole tiles, remainders of each kind, several panels, cut sums.
+# rows, outputs, inputs: whole tiles, remainders of each kind, several panels, several spans.
 SIZES = (
     (1, 1, 1),
     (1, 49, 576),
@@ -45,6 +46,7 @@ SIZES = (
     (41, 25, 2100),
     (16, 576, 576),
     (485, 33, 70),
+    *((rows, 25, 50) for rows in range(1, 71)),
 )
 
 
@@ -53,9 +55,9 @@ def name_of(dtype):
 
 
 @pytest.fixture(scope="module", params=LEVELS)
-def linear(request, tmp_path_factory):
-    """The operation, of a library without the other kernels, which take long to compile."""
-    from cardan.platforms.cpu.native.linear import make_linear
+def kernels(request, tmp_path_factory):
+    """Those of a library without the others, which take long to compile."""
+    from cardan.platforms.cpu.native.linear import LinearKernels
 
     folder = tmp_path_factory.mktemp(request.param)
     for pattern in ("pool.[ch]", "simd.h", "amx.h", "linear*.[ch]"):
@@ -66,9 +68,19 @@ def linear(request, tmp_path_factory):
         "CARDAN_CPU_ISA": request.param,
         "XDG_CACHE_HOME": str(folder),
     }
-    library = open_library(environment, folder=folder)
-    assert library.isa == request.param
-    return make_linear(library)
+    found = open_library(environment, folder=folder)
+    assert found.isa == request.param
+    return LinearKernels(found)
+
+
+@pytest.fixture
+def linear(kernels):
+    """The operation with a weight that is prepared for it."""
+
+    def prepared(x, weight, bias):
+        return kernels.linear(x, kernels.prepare_linear(weight), bias)
+
+    return prepared
 
 
 @pytest.fixture(autouse=True)
@@ -97,13 +109,15 @@ def test_agrees_with_float64(linear, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(linear, dtype):
+def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(kernels, dtype):
     x, weight, bias = inputs(250, 101, 1500, dtype)
-    together = linear(x, weight, bias)
-    for count in range(1, 20):
-        assert torch.equal(linear(x[7 : 7 + count], weight, bias), together[7 : 7 + count])
+    weight = kernels.prepare_linear(weight)
+    together = kernels.linear(x, weight, bias)
+    for count in (*range(1, 20), 33, 70, 150):
+        rows = slice(7, 7 + count)
+        assert torch.equal(kernels.linear(x[rows], weight, bias), together[rows])
     torch.set_num_threads(1)
-    assert torch.equal(linear(x, weight, bias), together)
+    assert torch.equal(kernels.linear(x, weight, bias), together)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -150,12 +164,47 @@ def test_shapes_and_strides(linear):
     empty = linear(x[:, :0], weight[:, :0], bias)
     assert torch.equal(empty, bias.expand(12, 30))
     strided = weight.t().contiguous().t()
-    torch.testing.assert_close(linear(x, strided, bias), whole, atol=3e-2, rtol=2e-2)
+    assert torch.equal(linear(x, strided, bias), whole)
 
 
-def test_what_the_kernels_do_not_know_is_torchs(linear):
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_a_weight_that_was_not_prepared_gives_the_same_result(kernels, linear, dtype):
+    x, weight, bias = inputs(7, 50, 70, dtype)
+    assert torch.equal(kernels.linear(x, weight, bias), linear(x, weight, bias))
+    strided = weight.t().contiguous().t()
+    assert torch.equal(kernels.linear(x, strided, None), linear(x, weight, None))
+
+
+def test_preparing_does_not_write_to_the_weight_nor_keep_it(kernels):
+    x, weight, _ = inputs(2, 30, 40, torch.float32)
+    before = weight.clone()
+    prepared = kernels.prepare_linear(weight, in_features=40, out_features=30, dtype="float32")
+    assert torch.equal(weight, before)
+    assert (prepared.in_features, prepared.out_features) == (40, 30)
+    assert prepared.address == prepared.data.data_ptr() != weight.data_ptr()
+    truth = kernels.linear(x, prepared, None)
+    weight.zero_()
+    assert torch.equal(kernels.linear(x, prepared, None), truth)
+
+
+def test_a_prepared_weight_is_about_as_large_as_the_stored_one(kernels):
+    for dtype in DTYPES:
+        weight = inputs(1, 480, 640, dtype)[1]
+        assert kernels.prepare_linear(weight).data.nbytes == weight.nbytes
+
+
+def test_one_thread_prepares_what_two_do(kernels):
+    weight = inputs(1, 1000, 1100, torch.float16)[1]
+    by_two = kernels.prepare_linear(weight).data.view(torch.uint8)
+    torch.set_num_threads(1)
+    assert torch.equal(kernels.prepare_linear(weight).data.view(torch.uint8), by_two)
+
+
+def test_what_the_kernels_do_not_know_is_torchs(kernels):
     x, weight, bias = inputs(2, 3, 4, torch.float32)
-    double = linear(x.double(), weight.double(), bias.double())
+    linear = kernels.linear
+    wide = kernels.prepare_linear(weight.double())
+    double = linear(x.double(), wide, bias.double())
     assert torch.equal(double, functional.linear(x.double(), weight.double(), bias.double()))
     for bad in (
         (x[:, :3], weight, bias),
@@ -167,13 +216,37 @@ def test_what_the_kernels_do_not_know_is_torchs(linear):
             linear(*bad)
 
 
-def test_several_threads_of_python_share_the_pool(linear):
+def test_what_does_not_fit_a_prepared_weight_is_refused(kernels):
+    x, weight, bias = inputs(2, 3, 4, torch.float32)
+    prepared = kernels.prepare_linear(weight)
+    for activations in (x[:, :3], x.double(), torch.tensor(1.0)):
+        with pytest.raises(ValueError, match=r"x must be torch.float32 \(..., 4\) on the host"):
+            kernels.linear(activations, prepared, bias)
+    for other in (bias[:2], bias.double()):
+        with pytest.raises(ValueError, match=r"bias must be torch.float32 \(3,\) on the host"):
+            kernels.linear(x, prepared, other)
+
+
+def test_a_recorded_call_says_where_its_prepared_weight_is():
+    from cardan.platforms.cpu.native.linear import linear, prepare_linear
+
+    x, weight, _ = inputs(2, 48, 64, torch.bfloat16)
+    prepared = prepare_linear(weight)
+    recorder = library().recorder
+    with recorder.record():
+        linear(x, prepared, None)
+        *_, call = recorder.take()
+    assert call.reads == (prepared.address, weight.nbytes)
+
+
+def test_several_threads_of_python_share_the_pool(kernels):
     x, weight, bias = inputs(3, 960, 640, torch.bfloat16)
-    truth = linear(x, weight, bias)
+    weight = kernels.prepare_linear(weight)
+    truth = kernels.linear(x, weight, bias)
     wrong = []
 
     def repeat():
-        wrong.extend(not torch.equal(linear(x, weight, bias), truth) for _ in range(30))
+        wrong.extend(not torch.equal(kernels.linear(x, weight, bias), truth) for _ in range(30))
 
     threads = [threading.Thread(target=repeat) for _ in range(4)]
     for thread in threads:
@@ -185,11 +258,10 @@ def test_several_threads_of_python_share_the_pool(linear):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_the_provider_passes_the_registrys_check(dtype):
-    from cardan.platforms.cpu.native.linear import linear
-
     (provider,) = LINEAR_PROVIDERS
-    assert provider.load == f"{linear.__module__}:{linear.__name__}"
+    loaded = load_provider(LINEAR, provider)
+    assert isinstance(loaded, LoadedKernel)
     device = torch.device("cpu")
-    found = self_check(LINEAR, provider, LoadedKernel(linear), name_of(dtype), OPS, device, ())
+    found = self_check(LINEAR, provider, loaded, name_of(dtype), OPS, device, ())
     assert found.ok, found.text
     assert found.text.startswith("passed: 3 cases")

@@ -1,6 +1,6 @@
 """Linear layers and embeddings in the model's own dtype. Storage that schemes may fall back to."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -49,8 +49,8 @@ class DenseLinear(LinearMethod):
             "out_features": out_features,
         }
         self._linear = ops.bind("linear", **self._attributes)
-        # As loaded until ``finish``, then as the kernel takes it.
-        self.weight: torch.Tensor | None = None
+        # A tensor as loaded until ``finish``, then whatever form the kernel takes.
+        self.weight: Any = None
         # Another's memory is only read.
         self._is_own = False
 

@@ -71,7 +71,8 @@ def _embedding_method(num_rows: int, hidden: int, build: BuildContext) -> Embedd
 class LMHead(nn.Module):
     """hidden [N, hidden_size] -> logits [N, vocab_size] float32, whole on every rank.
 
-    A tied head shares the embedding's table where both keep it in the model's dtype.
+    A tied head shares the embedding's table where both keep it in the model's dtype and the head's
+    kernel takes it as it is; a kernel with a form of its own has a copy in that form.
     """
 
     def __init__(self, config: DecoderConfig, build: BuildContext) -> None:

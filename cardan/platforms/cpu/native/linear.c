@@ -1,23 +1,26 @@
-// Products of activations with a weight [outputs, inputs] that is read as it is stored.
+// Products of activations with a weight, panel by panel.
 #include "linear.h"
 
-// From so many rows on it pays to pack weights (measured with AVX2: types of two bytes are widened
-// for each tile of few rows, so for them sooner).
-#define MANY_LEAST_F32 (LANES == 8 ? 40 : 16)
-#define MANY_LEAST_SHORT 10
-// Rows that are packed at a time.
-#define PANEL 256
-
+// Rows of a panel: as many as have their activations, widened, in half of a second cache; but so
+// many that reading the weights again for the next panel does not count.
+#define PANEL_BYTES (512 << 10)
+#define LEAST_PANEL 48
+#define MOST_PANEL 256
 // Rows of the panels of a call are a multiple of this.
-#define PANEL_UNIT (LINEAR_AMX ? 32 : MANY_ROWS)
+#define PANEL_UNIT (LINEAR_AMX ? 32 : TILE_ROWS)
 
 static int multiply_panel(struct linear job, int threads) {
-    const int many = job.type == TYPE_F32 ? MANY_LEAST_F32 : MANY_LEAST_SHORT;
 #if LINEAR_AMX
     if (job.type == TYPE_BF16) return cardan_linear_amx(job, threads);
 #endif
-    if (job.panel_rows < many) return cardan_linear_few(job, threads);
-    return cardan_linear_many(job, threads);
+    return cardan_linear_tiles(job, threads);
+}
+
+static int64_t panel_of(int type, int64_t inputs) {
+    if (LINEAR_AMX && type == TYPE_BF16) return MOST_PANEL;
+    const int64_t rows = PANEL_BYTES / 4 / inputs;
+    if (rows < LEAST_PANEL) return LEAST_PANEL;
+    return rows < MOST_PANEL ? rows : MOST_PANEL;
 }
 
 struct linear_call {
@@ -27,14 +30,15 @@ struct linear_call {
 };
 
 // out [rows, outputs] = x [rows, inputs] weight [outputs, inputs]^T + bias [outputs] or NULL, all
-// contiguous and of one type, summed in float. inputs > 0. out overlaps nothing.
+// contiguous and of one type, summed in float; the weight as cardan_linear_pack left it, or as it
+// is stored where cardan_linear_layout says so. inputs > 0. out overlaps nothing.
 CARDAN_EXPORT int cardan_linear(const struct linear_call *call) {
-    const int64_t panels = (call->rows + PANEL - 1) / PANEL;
+    const int64_t panel = panel_of((int)call->type, call->inputs);
     struct linear job = {
         .x = call->x, .weight = call->weight, .bias = call->bias, .out = call->out,
         .inputs = call->inputs, .outputs = call->outputs, .type = (int)call->type,
     };
-    for (int64_t left = panels; left > 0; left--) {
+    for (int64_t left = (call->rows + panel - 1) / panel; left > 0; left--) {
         const int64_t rows = (call->rows - job.panel_begin + left - 1) / left;
         const int64_t whole = (rows + PANEL_UNIT - 1) / PANEL_UNIT * PANEL_UNIT;
         job.panel_rows = left > 1 ? whole : rows;

@@ -5,20 +5,28 @@
 // inputs are cut into spans; in a span, lane i of a vector adds the elements that fall to it, from
 // the first to the last; then the lanes are added to the total one after the other. So a row's
 // result depends neither on the number of rows nor on the number of threads.
+//
+// Weights are packed once, as in [tile of TILE_OUTPUTS][span][lane][step], where a step is what a
+// lane has of STEP inputs: two elements for each output of the tile, [2][TILE_OUTPUTS]; bfloat16
+// in pairs, [TILE_OUTPUTS][2]. Zeros stand behind the last input and the last output.
 #pragma once
 #include "simd.h"
 
 // Inputs of a step; every row is padded with zeros to whole steps.
 #define STEP (2 * LANES)
 #define SPAN 1024
-// A tile of many rows: vectors of sums for all registers but those of the operands.
+// A tile of sums has most registers; the operands have the others.
+#if LANES == 16
 #define TILE_VECTORS 3
-#define TILE_OUTPUTS (TILE_VECTORS * LANES)
-#if LANES == 16 || defined(__aarch64__)
-#define MANY_ROWS 8
+#define TILE_ROWS 8
+#elif defined(__aarch64__)
+#define TILE_VECTORS 3
+#define TILE_ROWS 6
 #else
-#define MANY_ROWS 4
+#define TILE_VECTORS 2
+#define TILE_ROWS 6
 #endif
+#define TILE_OUTPUTS (TILE_VECTORS * LANES)
 
 #if defined(__AVX512BF16__)
 // Pairs of bfloat16 are multiplied as they are, so nothing is widened.
@@ -36,11 +44,11 @@
 
 struct linear {
     const char *x;
-    const char *weight;
-    const void *bias; // or NULL
+    const char *weight;    // packed; with tile registers as it is stored
+    const void *bias;      // or NULL
     char *out;
     char *packed;          // activations of the panel
-    char *scratch;         // of many rows: `scratch_bytes` for each thread
+    char *scratch;         // `scratch_bytes` for each thread
     int64_t scratch_bytes;
     int64_t inputs;
     int64_t outputs;
@@ -49,33 +57,30 @@ struct linear {
     int type; // of what is stored: x, weight, bias and out
 };
 
-// Vectors of a step: two of float32, or one of pairs.
+// Vectors of a step of activations: two of float32, or one of pairs.
 CARDAN_INLINE int step_vectors(const int type) { return type == TYPE_BF16 && NATIVE_BF16 ? 1 : 2; }
 
-// Vector `half` of a step's elements, widened. Of bfloat16 vectors 0 and 1 have the even and the
-// odd elements, which a shift and a mask separate.
-CARDAN_INLINE vf load_half(const int type, const int half, const char *from) {
-    if (type == TYPE_F32) return vf_load((const float *)from + half * LANES);
-    if (type == TYPE_F16) return vf_load_f16((const uint16_t *)from + half * LANES);
-    vu pairs;
-    memcpy(&pairs, from, sizeof pairs);
-    if (NATIVE_BF16) return (vf)pairs;
-    return (vf)(half ? pairs & 0xffff0000 : pairs << 16);
+CARDAN_INLINE int64_t num_steps(int64_t inputs) { return (inputs + STEP - 1) / STEP; }
+
+// Bytes of a step of one lane's packed weights.
+CARDAN_INLINE int64_t weight_step(const int type) { return TILE_OUTPUTS * 2 * type_size(type); }
+
+// Bytes of a packed tile.
+CARDAN_INLINE int64_t weight_tile(const int type, int64_t inputs) {
+    return num_steps(inputs) * LANES * weight_step(type);
 }
 
-// sum + x * w in each lane; of pairs both products.
-CARDAN_INLINE vf add_product(const int type, vf x, vf w, vf sum) {
-#if NATIVE_BF16
-    if (type == TYPE_BF16) {
-        return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
-    }
-#endif
-    (void)type;
-    return vf_fma(x, w, sum);
+// The inputs [begin, begin + inputs) that are summed together.
+struct span {
+    int64_t begin, inputs, steps;
+};
+
+CARDAN_INLINE struct span span_at(int64_t all_inputs, int64_t begin) {
+    const int64_t left = all_inputs - begin, inputs = left < SPAN ? left : SPAN;
+    return (struct span){begin, inputs, num_steps(inputs)};
 }
 
-// All return a status. Results of the first two are the same bits.
-int cardan_linear_few(struct linear job, int threads);
-int cardan_linear_many(struct linear job, int threads);
+// All return a status. Of packed weights:
+int cardan_linear_tiles(struct linear job, int threads);
 // Of bfloat16, with LINEAR_AMX.
 int cardan_linear_amx(struct linear job, int threads);

@@ -17,7 +17,7 @@
 #define SPAN_INPUTS (SPAN_STEPS * STEP_INPUTS)
 // Rows ahead that weights are asked for.
 #define AHEAD_ROWS 4
-// Least bytes of weights, times rows, of a chunk; see linear_few.c.
+// Least bytes of weights, times rows, of a chunk; see linear_tiles.c.
 #define CHUNK_BYTES 65536
 // Least steps of activations that are packed as a chunk.
 #define PACK_STEPS 64
