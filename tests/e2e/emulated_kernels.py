@@ -22,8 +22,8 @@ _NOT_OF_A_LEVEL = (
 def run_unit_tests(
     folder: Path, machine: str, level: str, families: tuple[str, ...], without: tuple[str, ...] = ()
 ) -> None:
-    """``folder`` keeps what is compiled; tests with a word of ``without`` in their name are left
-    out."""
+    """``folder`` keeps what is compiled; tests whose names fit an expression of ``without`` are
+    left out."""
     environment = {
         **os.environ,
         "CARDAN_CPU_ISA": level,

@@ -91,8 +91,8 @@ class LMHead(nn.Module):
         logits = self.method.apply(hidden, None)
         if self._communicator is not None:
             logits = self._communicator.all_gather(logits, dim=-1)[:, : self._vocab_size]
-        logits = self._widen(logits)
-        return logits if self._cap is None else self._soft_cap(logits, self._cap)
+        wide: torch.Tensor = self._widen(logits)
+        return wide if self._cap is None else self._soft_cap(wide, self._cap)
 
     def load(self, whole: torch.Tensor) -> None:
         """Take this rank's rows; rows that pad them to equal shares are zero."""
