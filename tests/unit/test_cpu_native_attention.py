@@ -103,6 +103,13 @@ def test_heads_and_dims(heads, dims):
     check(make(geometry, MIXED[:7]), LayerParams(scale=dims[0] ** -0.5))
 
 
+@pytest.mark.parametrize("dims", [(80, 72), (100, 36), (24, 130)])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float16", "int8"])
+def test_dims_that_fill_no_whole_vectors_of_a_cache(dims, kv_dtype):
+    geometry = Geometry(heads=3, kv_heads=1, k_dim=dims[0], v_dim=dims[1], kv_dtype=kv_dtype)
+    check(make(geometry, MIXED[:5]), LayerParams(scale=dims[0] ** -0.5))
+
+
 @pytest.mark.parametrize("block_size", [1, 3, 16, 128])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_block_sizes_and_long_rows(block_size, dtype):
@@ -137,6 +144,18 @@ def test_bits_do_not_depend_on_batch_or_threads(window):
         outs.append(make(geometry, [row], 5).run(build(geometry), layer))
         assert torch.equal(outs[0], outs[1])
         assert torch.equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_bits_do_not_depend_on_who_sums_the_parts_of_a_row(kv_dtype, window):
+    """A long row alone is shared by the threads; among many its parts are summed by one."""
+    geometry = Geometry(heads=6, kv_heads=2, kv_dtype=kv_dtype)
+    layer = LayerParams(scale=0.25, window=window)
+    alone = make(geometry, [(1, 700)], 5).run(build(geometry), layer)
+    among = make(geometry, [(1, 700)] + [(1, 600)] * 9, 5)
+    assert torch.equal(alone, among.run(build(geometry), layer)[:1])
+    check(among, layer)
 
 
 def test_parts_of_wider_tensors_and_other_strides():

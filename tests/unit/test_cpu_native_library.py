@@ -253,6 +253,24 @@ def test_without_a_precompiled_header_it_is_compiled_all_the_same(tmp_path):
     assert found.function("answer")() == 42
 
 
+@needs_compiler
+def test_a_compiler_that_needs_all_of_its_header_reads_it(tmp_path):
+    folder = small_source(tmp_path / "c")
+    wrapper, log = tmp_path / "cc", tmp_path / "log"
+    wrapper.write_text(
+        "#!/bin/sh\nfor last; do :; done\n"
+        'case "$*" in *c-header*) grep -q AVX512FP16 "$last" && exit 1;; esac\n'
+        f'echo "$*" >> {log}\nexec cc "$@"\n',
+        encoding="ascii",
+    )
+    wrapper.chmod(0o755)
+    found = open_library(environment(tmp_path, CC=str(wrapper)), folder=folder)
+    assert found.function("answer")() == 42
+    compiled = [line for line in log.read_text().splitlines() if " -c " in line]
+    assert compiled
+    assert all("-include" in line for line in compiled)
+
+
 def test_a_library_that_is_being_found_is_waited_for(monkeypatch):
     begun, may_end = threading.Event(), threading.Event()
     calls = []

@@ -1,7 +1,5 @@
 // Paged attention of one step: cutting it into items, the layers, and writing keys and values.
 #include "attention.h"
-#include "attention_few.h"
-#include "attention_tile.h"
 
 #include <stdlib.h>
 
@@ -25,9 +23,12 @@ static int add_item(struct attention_plan *plan, struct attention_item item) {
     return 1;
 }
 
-static int cut_few(struct attention_plan *plan, int64_t row, int64_t lines, int64_t seq_len) {
-    int64_t keys = round_up((seq_len + MOST_SPLITS - 1) / MOST_SPLITS, KEYS);
-    if (keys < SPLIT_KEYS) keys = SPLIT_KEYS;
+// all_keys: of all rows of few lines.
+static int cut_few(struct attention_plan *plan, int64_t row, int64_t lines, int64_t all_keys) {
+    const int64_t seq_len = plan->seq_lens[row];
+    int64_t keys = split_keys(seq_len);
+    // Where rows are many, or this one is short beside them, threads have enough to share.
+    if (seq_len * plan->threads * 4 <= all_keys * plan->num_kv_heads) keys = seq_len;
     const int64_t count = (seq_len + keys - 1) / keys, first = plan->num_partials;
     for (int64_t i = 0; i < count; i++) {
         const int64_t end = (i + 1) * keys < seq_len ? (i + 1) * keys : seq_len;
@@ -82,6 +83,11 @@ static int cut_rows(struct attention_plan *plan, int64_t group) {
         return CARDAN_BAD_ROWS;
     }
     const int64_t most = tile_lines_of(plan, group);
+    int64_t all_keys = 0;
+    for (int64_t row = 0; row < plan->num_rows; row++) {
+        const int64_t queries = plan->query_start[row + 1] - plan->query_start[row];
+        if (queries * group <= FEW_LINES) all_keys += plan->seq_lens[row];
+    }
     for (int64_t row = 0; row < plan->num_rows; row++) {
         const int64_t begin = plan->query_start[row], seq_len = plan->seq_lens[row];
         const int64_t queries = plan->query_start[row + 1] - begin;
@@ -92,7 +98,7 @@ static int cut_rows(struct attention_plan *plan, int64_t group) {
         }
         const int64_t lines = queries * group;
         const int fits = lines <= FEW_LINES
-                             ? cut_few(plan, row, lines, seq_len)
+                             ? cut_few(plan, row, lines, all_keys)
                              : cut_tiles(plan, row, lines, seq_len - queries, group, most);
         if (!fits) return CARDAN_NO_ROOM;
     }
@@ -121,6 +127,7 @@ static int cut(struct attention_plan *plan, int64_t num_heads) {
 struct layer_work {
     const struct attention_plan *plan;
     const struct attention_layer *layer;
+    int threads;
     float *partials;
     _Atomic int32_t *left;  // [partial, key head]: at a row's first one, items not yet done
     _Atomic int status;
@@ -148,16 +155,11 @@ static struct attention_piece make_piece(const struct layer_work *work,
     return piece;
 }
 
+// `after`: the item, for one key head, that may come next.
 static int attend_few_item(const struct layer_work *work, const struct attention_item *item,
-                           int64_t kv_head, float *scratch) {
+                           int64_t kv_head, const struct attention_piece *after, float *scratch) {
     const struct attention_piece piece = make_piece(work, item, kv_head);
-    int status;
-    switch (work->plan->kv_type) {
-        case TYPE_F32: status = attend_few(&piece, scratch, TYPE_F32); break;
-        case TYPE_BF16: status = attend_few(&piece, scratch, TYPE_BF16); break;
-        case TYPE_F16: status = attend_few(&piece, scratch, TYPE_F16); break;
-        default: status = attend_few(&piece, scratch, TYPE_I8);
-    }
+    const int status = attend_few(&piece, after, scratch);
     if (status || item->partial < 0) return status;
     // Whoever is last adds up, in an order that does not depend on who that is.
     _Atomic int32_t *left = work->left + item->first * work->plan->num_kv_heads + kv_head;
@@ -178,12 +180,16 @@ static int attend_tile_item(const struct layer_work *work, const struct attentio
     return status;
 }
 
+static int has_few_lines(const struct attention_plan *plan, const struct attention_item *item) {
+    const int64_t queries = plan->query_start[item->row + 1] - plan->query_start[item->row];
+    return queries * (plan->num_heads / plan->num_kv_heads) <= FEW_LINES;
+}
+
 static void attend_items(void *context, int64_t begin, int64_t end, int worker) {
     struct layer_work *work = context;
     const struct attention_plan *plan = work->plan;
-    const int64_t group = plan->num_heads / plan->num_kv_heads;
-    const size_t few = few_scratch(plan->k_dim, plan->v_dim);
-    const size_t tile = tile_scratch(plan->k_dim, plan->v_dim);
+    const int64_t heads = plan->num_kv_heads;
+    const size_t few = few_scratch(plan), tile = tile_scratch(plan);
     float *scratch = cardan_scratch(CARDAN_SCRATCH_TASK, few > tile ? few : tile);
     (void)worker;
     if (!scratch) {
@@ -191,10 +197,19 @@ static void attend_items(void *context, int64_t begin, int64_t end, int worker) 
         return;
     }
     for (int64_t index = begin; index < end; index++) {
-        const struct attention_item *item = plan->items + index / plan->num_kv_heads;
-        const int64_t queries = plan->query_start[item->row + 1] - plan->query_start[item->row];
-        const int status = (queries * group <= FEW_LINES ? attend_few_item : attend_tile_item)(
-            work, item, index % plan->num_kv_heads, scratch);
+        const struct attention_item *item = plan->items + index / heads;
+        int status;
+        if (has_few_lines(plan, item)) {
+            // The others take the items between meanwhile, as far as one can tell.
+            const int64_t next = index + work->threads;
+            const int follows = next < plan->num_items * heads &&
+                                has_few_lines(plan, plan->items + next / heads);
+            struct attention_piece after;
+            if (follows) after = make_piece(work, plan->items + next / heads, next % heads);
+            status = attend_few_item(work, item, index % heads, follows ? &after : NULL, scratch);
+        } else {
+            status = attend_tile_item(work, item, index % heads, scratch);
+        }
         if (status) work->status = status;
     }
 }
@@ -229,8 +244,8 @@ CARDAN_EXPORT int cardan_attention_run(const struct attention_layer *layer) {
     memset((char *)layer->out + used * bytes, 0, (size_t)((plan->num_tokens - used) * bytes));
     if (plan->num_partials && !prepare_partials(&work)) return CARDAN_NO_MEMORY;
     const int64_t cost = plan->cost * plan->num_kv_heads * (plan->k_dim + plan->v_dim);
-    const int threads = cost < ALONE_COST ? 1 : (int)plan->threads;
-    cardan_parallel_for(threads, plan->num_items * plan->num_kv_heads, 1, attend_items, &work);
+    work.threads = cost < ALONE_COST || plan->threads < 1 ? 1 : (int)plan->threads;
+    cardan_parallel_for(work.threads, plan->num_items * plan->num_kv_heads, 1, attend_items, &work);
     return work.status;
 }
 

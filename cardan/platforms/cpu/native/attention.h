@@ -14,10 +14,13 @@
 #define KEYS 64
 // Rows with at most so many lines are handled line by line (from 16 lines on tiles are as fast).
 #define FEW_LINES 12
-// Lines of other items, at most.
+// Lines of other items, at most; they are handled by VECTORS vectors of lines, which with four rows
+// take twelve of 16 registers.
 #define MOST_LINES 96
-// Rows of few lines are cut into so many items at most, each of at least so many keys, counted from
-// the start of the sequence. It follows from the row alone: sums do not depend on other rows.
+#define VECTORS 3
+// Sums of rows of few lines are made in so many parts at most, each of at least so many keys,
+// counted from the start of the sequence. It follows from the row alone, so sums do not depend on
+// other rows; these decide only whether parts are items of their own.
 #define MOST_SPLITS 16
 #define SPLIT_KEYS 256
 _Static_assert(SPLIT_KEYS % KEYS == 0, "groups of keys may not cross items");
@@ -26,7 +29,7 @@ _Static_assert(SPLIT_KEYS % KEYS == 0, "groups of keys may not cross items");
 enum { TYPE_I8 = 3 };
 enum { CARDAN_BAD_BLOCK = 2, CARDAN_BAD_ROWS = 3, CARDAN_NO_ROOM = 4 };
 
-// partial: where the item's sums go; -1: it is the only one of its lines. Otherwise partial sums
+// partial: where the item's sums go; -1: it has all parts of its lines. Otherwise partial sums
 // [first, first + count) belong to all lines of the row.
 struct attention_item {
     int32_t row;
@@ -129,6 +132,12 @@ CARDAN_INLINE float kv_scale(const struct attention_plan *plan, const char *cont
     return scale;
 }
 
+// Keys of each part of a row of few lines, the last one but for what is left.
+CARDAN_INLINE int64_t split_keys(int64_t seq_len) {
+    const int64_t keys = round_up((seq_len + MOST_SPLITS - 1) / MOST_SPLITS, KEYS);
+    return keys < SPLIT_KEYS ? SPLIT_KEYS : keys;
+}
+
 // From a key to the value of the same token.
 CARDAN_INLINE int64_t value_shift(const struct attention_plan *plan) {
     return plan->num_kv_heads * plan->block_size * plan->content_bytes;
@@ -163,65 +172,37 @@ CARDAN_INLINE const char *line_query(const struct attention_piece *piece, int64_
     return (const char *)piece->layer->q + index * type_size((int)piece->layer->type);
 }
 
-CARDAN_INLINE void load_row_as(const int type, const char *from, float *to, int64_t dim,
-                               float scale) {
-    int64_t d = 0;
-    for (; d + LANES <= dim; d += LANES) vf_store(to + d, kv_load(type, from, d) * scale);
-    if (d < dim) vf_store(to + d, kv_load_part(type, from, d, (int)(dim - d)) * scale);
-}
-
 // Elements of any type times `scale`, padded with zeros to whole vectors.
-CARDAN_OUTLINE void load_row(int type, const char *from, float *to, int64_t dim, float scale) {
-    switch (type) {
-        case TYPE_F32: load_row_as(TYPE_F32, from, to, dim, scale); break;
-        case TYPE_BF16: load_row_as(TYPE_BF16, from, to, dim, scale); break;
-        case TYPE_F16: load_row_as(TYPE_F16, from, to, dim, scale); break;
-        default: load_row_as(TYPE_I8, from, to, dim, scale);
-    }
-}
-
-CARDAN_INLINE void store_row_as(const int type, const float *from, char *to, int64_t dim,
-                                float scale) {
-    int64_t d = 0;
-    for (; d + LANES <= dim; d += LANES) vf_store_as(type, to, d, vf_load(from + d) * scale);
-    if (d < dim) vf_store_part(type, to, d, (int)(dim - d), vf_load(from + d) * scale);
-}
+void load_row(int type, const char *from, float *to, int64_t dim, float scale);
 
 // Elements of any type but TYPE_I8 from numbers that are padded to whole vectors.
-CARDAN_OUTLINE void store_row(int type, const float *from, char *to, int64_t dim, float scale) {
-    switch (type) {
-        case TYPE_F32: store_row_as(TYPE_F32, from, to, dim, scale); break;
-        case TYPE_BF16: store_row_as(TYPE_BF16, from, to, dim, scale); break;
-        default: store_row_as(TYPE_F16, from, to, dim, scale);
-    }
-}
+void store_row(int type, const float *from, char *to, int64_t dim, float scale);
+
+// Points keys[j] at key group + j for j in [begin, end); the places beside them repeat the
+// nearest. False: the table names a block that the cache lacks.
+int find_keys(const struct attention_piece *piece, int64_t group, int begin, int end,
+              const char *keys[KEYS]);
+
+// Writes a line's output, given its sums [v_dim], their weight and the largest score.
+void finish_line(const struct attention_piece *piece, int64_t line, float top, float weight,
+                 const float *sums);
+
+// Attention of a piece of few lines (attention_few.c) or of many, MOST_LINES at most
+// (attention_tile.c), in scratch of so many bytes. They return a status. `after`: a piece of few
+// lines that this thread may handle next, or NULL.
+size_t few_scratch(const struct attention_plan *plan);
+size_t tile_scratch(const struct attention_plan *plan);
+int attend_few(const struct attention_piece *piece, const struct attention_piece *after,
+               float *scratch);
+int attend_tile(const struct attention_piece *piece, float *scratch);
+
+// The output of all lines of a row from the partial sums of its items; scratch as for attend_few.
+void merge_few(const struct attention_piece *piece, float *scratch);
 
 // A line's query, scaled, padded with zeros to whole vectors.
 CARDAN_INLINE void load_query(const struct attention_piece *piece, int64_t line, float *to) {
     load_row((int)piece->layer->type, line_query(piece, line), to, piece->plan->k_dim,
              (float)piece->layer->scale);
-}
-
-// Points keys[j] at key group + j for j in [begin, end); the places beside them, up to multiples
-// of four, repeat the nearest. False: the table names a block that the cache lacks.
-CARDAN_OUTLINE int find_keys(const struct attention_piece *piece, int64_t group, int begin, int end,
-                            const char **keys) {
-    const struct attention_plan *plan = piece->plan;
-    const int64_t bytes = plan->content_bytes;
-    for (int j = begin; j < end;) {
-        const int64_t column = (group + j) / plan->block_size;
-        const int64_t offset = (group + j) % plan->block_size;
-        const int64_t block = piece->table[column];
-        if (block < 0 || block >= piece->layer->num_blocks) return 0;
-        const int64_t head = block * 2 * plan->num_kv_heads + piece->kv_head;
-        const char *key = piece->layer->cache + (head * plan->block_size + offset) * bytes;
-        const int64_t left = plan->block_size - offset;
-        const int stop = left < end - j ? j + (int)left : end;
-        for (; j < stop; j++, key += bytes) keys[j] = key;
-    }
-    for (int j = begin / 4 * 4; j < begin; j++) keys[j] = keys[begin];
-    for (int j = end; j % 4; j++) keys[j] = keys[end - 1];
-    return 1;
 }
 
 // Floats of one partial sum: largest score, weight, sums [v_dim, padded].
@@ -238,22 +219,3 @@ CARDAN_INLINE float *partial_sums(const struct attention_piece *piece, int64_t p
 
 // c * tanh(s / c)
 CARDAN_OUTLINE vf cap_scores(vf scores, float cap) { return cap * vf_tanh(scores / cap); }
-
-// Writes a line's output, given its sums [v_dim], their weight and the largest score.
-CARDAN_OUTLINE void finish_line(const struct attention_piece *piece, int64_t line, float top,
-                                float weight, const float *sums) {
-    const struct attention_layer *layer = piece->layer;
-    const int type = (int)layer->type;
-    const int64_t index = line_index(piece, line), dim = piece->plan->v_dim;
-    float factor = 1.0f;
-    if (layer->sinks) {
-        const float sink = layer->sinks[line_head(piece, line)];
-        const float above = sink > top ? sink : top;
-        factor = expf(top - above);
-        weight = weight * factor + expf(sink - above);
-        top = above;
-    }
-    if (layer->lse) layer->lse[index] = top + logf(weight);
-    char *out = (char *)layer->out + index * dim * type_size(type);
-    store_row(type, sums, out, dim, factor / weight);
-}

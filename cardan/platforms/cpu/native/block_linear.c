@@ -260,11 +260,7 @@ static void quantize_task(void *context, int64_t begin, int64_t end, int worker)
         const int64_t stride = group_size(job, row / group_of(job) * group_of(job));
         struct row_block *to = first_block(job, row);
         const char *x = job->x + (job->panel_begin + row) * job->x_stride;
-        switch (job->type) {
-            case TYPE_F32: quantize_row(TYPE_F32, x, job->inputs, sum, to, stride); break;
-            case TYPE_BF16: quantize_row(TYPE_BF16, x, job->inputs, sum, to, stride); break;
-            default: quantize_row(TYPE_F16, x, job->inputs, sum, to, stride);
-        }
+        quantize_row(job->type, x, job->inputs, sum, to, stride);
     }
 }
 

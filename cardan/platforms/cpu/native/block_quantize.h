@@ -112,7 +112,7 @@ static __attribute__((noinline)) void load_rest(int type, const void *x, int64_t
     for (int64_t i = 0; i < 32; i++) values[i] = i < count ? load_float(type, x, at + i) : 0.0f;
 }
 
-CARDAN_INLINE void load_block(const int type, const void *x, int64_t at, int64_t count,
+CARDAN_INLINE void load_block(int type, const void *x, int64_t at, int64_t count,
                               vf *values) {
     float rest[32];
     const int whole = count >= 32;
@@ -123,7 +123,7 @@ CARDAN_INLINE void load_block(const int type, const void *x, int64_t at, int64_t
 }
 
 // One row of `inputs` elements; its blocks go to every `stride`-th place from `to` on.
-CARDAN_INLINE void quantize_row(const int type, const void *x, int64_t inputs, int sum,
+CARDAN_INLINE void quantize_row(int type, const void *x, int64_t inputs, int sum,
                                 struct row_block *to, int64_t stride) {
     vf values[32 / LANES];
     int32_t top = 0;

@@ -1,10 +1,8 @@
 // Attention of many lines: a vector holds one number of LANES lines, so that scores, weights and
 // sums need no work across lanes. Keys and values are widened once for all lines of an item.
-#pragma once
 #include "attention.h"
 
-// Vectors and rows of one block of sums: twelve of 16 registers.
-#define VECTORS 3
+// Rows of one block of sums, of VECTORS vectors each.
 #define ROWS 4
 // Lines and dims are rounded up to multiples of it: whole vectors, and what turns at once.
 #define UNIT (LANES > 8 ? LANES : 8)
@@ -23,8 +21,8 @@ struct tile_state {
     int stop;                               // of those that the current lines see
 };
 
-CARDAN_INLINE size_t tile_scratch(int64_t k_dim, int64_t v_dim) {
-    const int64_t k_stride = round_up(k_dim, UNIT), v_stride = round_up(v_dim, UNIT);
+size_t tile_scratch(const struct attention_plan *plan) {
+    const int64_t k_stride = round_up(plan->k_dim, UNIT), v_stride = round_up(plan->v_dim, UNIT);
     const int64_t wide = k_stride + v_stride + KEYS + 5;
     return (size_t)(wide * MOST_LINES + KEYS * (k_stride + v_stride)) * sizeof(float);
 }
@@ -225,8 +223,7 @@ CARDAN_INLINE void tile_lines(const struct attention_piece *piece, struct tile_s
     for (int64_t d = 0; d < plan->v_dim; d += ROWS) tile_values(state, line, d, vectors);
 }
 
-// Returns a status.
-static int attend_tile(const struct attention_piece *piece, float *scratch) {
+int attend_tile(const struct attention_piece *piece, float *scratch) {
     const struct attention_plan *plan = piece->plan;
     struct tile_state state;
     tile_start(piece, &state, scratch);
