@@ -79,6 +79,26 @@ def test_graphs_that_share_memory_keep_their_own_results():
     assert torch.equal(first, block(narrow, weights))
 
 
+def test_graphs_of_many_numbers_of_rows_share_memory():
+    """What one graph has let go serves those of other sizes: all need little more than the
+    largest."""
+    from cardan.platforms.cpu.native.linear import linear, prepare_linear
+
+    shapes = [(1024, 64), (64, 1024)] * 3
+    weights = [prepare_linear(torch.randn(shape)) for shape in shapes]
+
+    def launch(x):
+        for weight in weights:
+            x = linear(x, weight, None)
+
+    inputs = [torch.randn(rows, 64) for rows in range(1, 129)]
+    alone, shared = GraphMemory(), GraphMemory()
+    capture_graph(library(), lambda: launch(inputs[-1]), alone)
+    graphs = [capture_graph(library(), lambda x=x: launch(x), shared) for x in inputs]
+    assert len(graphs) == 128
+    assert shared.num_bytes < 12 * alone.num_bytes, (shared.num_bytes, alone.num_bytes)
+
+
 def test_a_dead_tensors_memory_is_used_again_and_a_live_views_is_not():
     memory = GraphMemory()
     first = memory.like(torch.empty(100))

@@ -15,18 +15,8 @@ from cardan.core.runner.step_shapes import StepShape
 
 logger = logging.getLogger("cardan.engine")
 
-
-@dataclass(frozen=True, slots=True)
-class ForwardResult:
-    """What the model made of T tokens: ``hidden`` [T, hidden_size], and of steps whose rows have
-    one token each the ``logits`` [T, vocab_size] float32."""
-
-    hidden: torch.Tensor
-    logits: torch.Tensor | None
-
-
-# Runs the model over the step buffers.
-Forward = Callable[[], ForwardResult]
+# Runs the model over the step buffers and returns its hidden states.
+Forward = Callable[[], torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -39,17 +29,17 @@ class GraphCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph, what it writes, and what holds the tensors that it reads."""
+    """A graph, the hidden states that it writes, and what holds the tensors that it reads."""
 
     graph: Graph
-    result: ForwardResult
+    hidden: torch.Tensor
     forward: Forward
 
 
 class GraphManager:
     """Owner of the captured forward passes of one model on one device, by shape.
 
-    All graphs share one pool: the results of a replay last until the next replay. What a
+    All graphs share one pool: the hidden states of a replay last until the next replay. What a
     graph reads lies at fixed addresses: the step buffers, the weights, the caches, and the plans
     of the attention backends, which said that they can be captured (``AttentionNeed.captured``)
     and therefore write the plan of a shape to where the last plan of that shape was.
@@ -107,9 +97,9 @@ class GraphManager:
             )
         return WarmupReport(self.num_graphs, self.num_bytes, time.monotonic() - began)
 
-    def run(self, shape: StepShape, forward: Forward) -> ForwardResult:
-        """Results of the step whose inputs and plans are in the buffers: a replay if ``shape``
-        was captured, else ``forward``."""
+    def run(self, shape: StepShape, forward: Forward) -> torch.Tensor:
+        """Hidden states of the step whose inputs and plans are in the buffers: a replay if
+        ``shape`` was captured, else ``forward``."""
         entry = self._captured.get(shape)
         if entry is None and self._lazy and shape.is_decode:
             entry = self._capture_lazily(shape, forward)
@@ -118,7 +108,7 @@ class GraphManager:
             return forward()
         self.counters.replayed += 1
         entry.graph.replay()
-        return entry.result
+        return entry.hidden
 
     def close(self) -> None:
         """Release the graphs. Idempotent."""
@@ -145,6 +135,6 @@ class GraphManager:
             # Once for real: whatever kernels set up when they first run cannot be captured.
             forward()
             self._device.synchronize()
-        results: list[ForwardResult] = []
+        results: list[torch.Tensor] = []
         graph = self._device.capture(lambda: results.append(forward()), pool)
         return _Captured(graph, results[0], forward)

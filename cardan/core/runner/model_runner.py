@@ -13,11 +13,11 @@ from cardan.core.interfaces.executor import TokenMask, WarmupReport
 from cardan.core.interfaces.kernels import Kernel
 from cardan.core.interfaces.memory import KVPool
 from cardan.core.interfaces.model import CausalLM, LayerCache, StepContext
-from cardan.core.runner.graphs import Forward, ForwardResult, GraphManager
+from cardan.core.runner.graphs import GraphManager
 from cardan.core.runner.input_batch import InputBatch, StepInputs
 from cardan.core.runner.request_states import RequestStates
 from cardan.core.runner.step_handle import DeviceStepHandle
-from cardan.core.runner.step_shapes import StepShape, StepShapes
+from cardan.core.runner.step_shapes import StepShapes
 from cardan.core.sampling.sampler import Sampler
 from cardan.core.types.step import BlockCopies, LogprobsArrays, SchedulerOutput
 
@@ -61,7 +61,7 @@ class ModelRunner:
         self._backends: Sequence[AttentionBackend] = ()
         self._pools: Sequence[KVPool] = ()
         self._layers: Sequence[LayerCache] = ()
-        self._result: ForwardResult | None = None
+        self._hidden: torch.Tensor | None = None
         self._inputs: StepInputs | None = None
         self._observer: PromptLogitsObserver | None = None
 
@@ -89,7 +89,7 @@ class ModelRunner:
     def capture(self) -> WarmupReport:
         """Capture the forward passes of the shapes that steps will have."""
         return self._graphs.capture(
-            self._shapes.captured(), lambda shape: self._planned(shape, self._batch.harmless(shape))
+            self._shapes.captured(), lambda shape: self._planned(self._batch.harmless(shape))
         )
 
     def close(self) -> None:
@@ -100,23 +100,22 @@ class ModelRunner:
         """Apply the plan's changes, then run the model over its tokens."""
         self._apply_changes(plan)
         if not len(plan.rows):
-            self._result = self._inputs = None
+            self._hidden = self._inputs = None
             return
         shape = self._shapes.of(plan)
         num_samples = int(plan.samples.sum())
         inputs = self._batch.gather(
             plan, self._states, shape, self._shapes.num_logit_rows(num_samples)
         )
-        self._result = self._graphs.run(shape, self._planned(shape, inputs))
+        self._hidden = self._graphs.run(shape, self._planned(inputs))
         self._inputs = inputs
 
     def sample(self, plan: SchedulerOutput, mask: TokenMask | None) -> DeviceStepHandle:
         """Sample the rows that reached their last known token."""
-        result, inputs = self._result, self._inputs
-        self._result = self._inputs = None
-        if result is None or inputs is None:
+        hidden, inputs = self._hidden, self._inputs
+        self._hidden = self._inputs = None
+        if hidden is None or inputs is None:
             return DeviceStepHandle(None, {})
-        hidden = result.hidden
         corrupt = self._corrupt_rows(plan, hidden, inputs)
         prompt_logprobs = self._prompt_logprobs(plan, hidden)
         if not plan.samples.any():
@@ -124,7 +123,8 @@ class ModelRunner:
                 None, prompt_logprobs, self._event(), corrupt, num_rows=len(plan.rows)
             )
         rows = plan.rows[plan.samples].astype(np.int64)
-        logits = self._sample_logits(plan, result, inputs)[: len(rows)]
+        logits = self._model.compute_logits(hidden.index_select(0, inputs.logit_places))
+        logits = logits[: len(rows)]
         lengths = (plan.num_computed_tokens + plan.num_scheduled_tokens)[plan.samples]
         lengths = lengths.astype(np.int64)
         num_output = lengths - self._states.num_prompt_tokens[rows]
@@ -151,33 +151,13 @@ class ModelRunner:
         counts = bad.new_zeros(view.num_rows, dtype=torch.int32)
         return counts.index_add_(0, view.token_rows, bad.to(torch.int32)) > 0
 
-    def _sample_logits(
-        self, plan: SchedulerOutput, result: ForwardResult, inputs: StepInputs
-    ) -> torch.Tensor:
-        """Logits of the sampled rows, and of padding behind them."""
-        if result.logits is None:
-            return self._model.compute_logits(result.hidden.index_select(0, inputs.logit_places))
-        if plan.samples.all():
-            return result.logits
-        return result.logits.index_select(0, inputs.logit_places)
-
-    def _planned(self, shape: StepShape, inputs: StepInputs) -> Forward:
-        """Plan attention for ``inputs``; returns what runs the model over them.
-
-        Where rows have one token each nearly all are sampled, so that their logits are made in the
-        same launch.
-        """
+    def _planned(self, inputs: StepInputs) -> Callable[[], torch.Tensor]:
+        """Plan attention for ``inputs``; returns what runs the model over them."""
         plans = [
             backend.plan(view) for backend, view in zip(self._backends, inputs.views, strict=True)
         ]
         step = StepContext(inputs.positions, self._layers, plans)
-
-        def forward() -> ForwardResult:
-            hidden = self._model.forward(inputs.token_ids, step)
-            logits = self._model.compute_logits(hidden) if shape.is_decode else None
-            return ForwardResult(hidden, logits)
-
-        return forward
+        return lambda: self._model.forward(inputs.token_ids, step)
 
     def _event(self) -> Event | None:
         """The end of a step; None where the device has no events, for it computes at once."""

@@ -106,6 +106,7 @@ class Row {
     this.button.addEventListener("click", onSelect);
     this.cells = Array.from({ length: 4 }, () => el("td", { class: "number" }));
     this.end = el("td");
+    this.state = "live";
     this.element = el("tr", {}, el("td", {}, this.button), ...this.cells, this.end);
   }
 
@@ -119,7 +120,10 @@ class Row {
     this.cells.forEach((cell, place) => (cell.textContent = texts[place]));
     const isLive = item.state !== "finished";
     this.end.textContent = isLive ? item.state : ENDS[item.finish_reason];
-    this.element.className = isLive ? "live" : item.finish_reason;
+    // Not all of it: whether the row is selected is not the item's to say.
+    this.element.classList.remove(this.state);
+    this.state = isLive ? "live" : item.finish_reason;
+    this.element.classList.add(this.state);
   }
 
   mark(isSelected) {
