@@ -14,7 +14,8 @@ class GraphMemory:
     """Memory that graphs share which never run at the same time.
 
     What a tensor held is handed out again when nobody refers to it any more, as the order of a
-    graph's calls allows; sizes are rounded, so that graphs of other numbers of rows use it too. Chunks are never given back while a graph or a tensor is alive.
+    graph's calls allows; sizes are rounded, so that graphs of other numbers of rows use it too.
+    Chunks are never given back while a graph or a tensor is alive.
     """
 
     def __init__(self) -> None:
