@@ -1,0 +1,84 @@
+"""Captured work: CUDA graphs that share a memory pool."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cardan.core.interfaces.errors import OutOfMemoryError, UnsupportedError
+from cardan.core.interfaces.graphs import Graph
+
+
+class CudaGraph(Graph):
+    """One graph. Its results and scratch lie in ``pool``, which lives as long as any of its
+    graphs."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, pool: Any, num_bytes: int) -> None:
+        self._graph: torch.cuda.CUDAGraph | None = graph
+        self._num_bytes = num_bytes
+        self.pool = pool
+
+    def replay(self) -> None:
+        if self._graph is None:
+            raise UnsupportedError("this graph was released")
+        self._graph.replay()
+
+    def release(self) -> None:
+        if self._graph is not None:
+            torch.cuda.synchronize()
+            self._graph.reset()
+        self._graph = None
+        self._num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """What the pool grew by when this graph was captured, and the graph itself."""
+        return self._num_bytes
+
+
+def capture_graph(
+    launch: Callable[[], None], stream: torch.cuda.Stream, shared: Graph | None
+) -> CudaGraph:
+    """Record what ``launch`` queues on ``stream``.
+
+    An exception of ``launch`` reaches the caller, and the device can be used on.
+
+    Raises:
+        OutOfMemoryError: the results and scratch do not fit.
+        UnsupportedError: ``launch`` does what cannot be captured, such as waiting for the device.
+    """
+    pool = shared.pool if isinstance(shared, CudaGraph) else torch.cuda.graph_pool_handle()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        stream.synchronize()
+        before = torch.cuda.mem_get_info()[0]
+        try:
+            _record(graph, launch, pool)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"a captured step needs more than the {before / 2**20:.0f} MiB that are free; "
+                "lower cache.memory_utilization, scheduler.max_num_seqs or "
+                "scheduler.max_num_batched_tokens, or set device.enforce_eager"
+            ) from error
+        except torch.AcceleratorError as error:
+            raise UnsupportedError(f"this work cannot be captured: {_first_line(error)}") from error
+        grown = before - torch.cuda.mem_get_info()[0]
+    return CudaGraph(graph, pool, max(0, grown))
+
+
+def _record(graph: torch.cuda.CUDAGraph, launch: Callable[[], None], pool: Any) -> None:
+    # Other threads may go on using the device.
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        launch()
+    except BaseException:
+        # The capture may be void already, which is no news beside the first error.
+        with contextlib.suppress(RuntimeError):
+            graph.capture_end()
+        raise
+    graph.capture_end()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,1 @@
+"""What platforms of several vendors have in common. No platform by itself."""

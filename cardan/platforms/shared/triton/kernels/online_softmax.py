@@ -1,0 +1,129 @@
+"""What the attention kernels share: one tile of keys and values folded into running sums.
+
+Scores are kept in powers of two (scaled by log2 e), so that exp2 serves.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+# Below every score, and finite, so that differences of it are numbers.
+LOWEST = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def load_tile(
+    cache,
+    table,
+    keys,
+    inside,
+    block_stride,
+    kv_stride,
+    token_stride,
+    BLOCK_SIZE: tl.constexpr,
+    K_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
+    K_BLOCK: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+):
+    """Keys [K_BLOCK, tile] and values [tile, V_BLOCK] at positions ``keys``, as the cache has them;
+    0 where not ``inside``. ``cache`` points at the head, ``table`` at the row's block ids."""
+    block = tl.load(table + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    place = block * block_stride + (keys % BLOCK_SIZE) * token_stride
+    k_dim = tl.arange(0, K_BLOCK)
+    v_dim = tl.arange(0, V_BLOCK)
+    k_mask = inside[None, :]
+    v_mask = inside[:, None]
+    if K_BLOCK != K_DIM:
+        k_mask = k_mask & (k_dim < K_DIM)[:, None]
+    if V_BLOCK != V_DIM:
+        v_mask = v_mask & (v_dim < V_DIM)[None, :]
+    k = tl.load(cache + place[None, :] + k_dim[:, None], mask=k_mask, other=0.0)
+    v = tl.load(cache + kv_stride + place[:, None] + v_dim[None, :], mask=v_mask, other=0.0)
+    return k, v
+
+
+@triton.jit
+def scores_of(
+    q,
+    k,
+    distance,
+    scale,
+    cap,
+    slopes,
+    HAS_CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+):
+    """Scores [queries, tile] times log2 e. ``distance`` [queries, tile] from query back to key."""
+    product = tl.dot(q, k.to(q.dtype), input_precision="ieee")
+    if HAS_CAP:
+        fall = tl.exp2(product * (-2.0 * LOG2_E * scale / cap))
+        scores = (2.0 / (1.0 + fall) - 1.0) * (cap * LOG2_E)
+    else:
+        scores = product * (scale * LOG2_E)
+    if HAS_SLOPES:
+        scores -= (slopes * LOG2_E)[:, None] * distance.to(tl.float32)
+    return scores
+
+
+@triton.jit
+def fold(scores, visible, v, top, total, out, kind: tl.constexpr, MASKED: tl.constexpr):
+    """Running maximum, sum of weights, and weighted values with one more tile of scores; products
+    are of dtype ``kind``."""
+    if MASKED:
+        scores = tl.where(visible, scores, LOWEST)
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    weights = tl.exp2(scores - new_top[:, None])
+    if MASKED:
+        weights = tl.where(visible, weights, 0.0)
+    fade = tl.exp2(top - new_top)
+    total = total * fade + tl.sum(weights, 1)
+    v = v.to(kind)
+    out = tl.dot(weights.to(kind), v, out * fade[:, None], input_precision="ieee")
+    return new_top, total, out
+
+
+@triton.jit
+def load_queries(
+    q, token, head, is_query, token_stride, head_stride, K_DIM: tl.constexpr, K_BLOCK: tl.constexpr
+):
+    """Queries [rows, K_BLOCK] of each ``token`` and ``head``; 0 where not ``is_query``."""
+    k_dim = tl.arange(0, K_BLOCK)
+    at = q + (token * token_stride + head * head_stride)[:, None] + k_dim[None, :]
+    return tl.load(at, mask=is_query[:, None] & (k_dim < K_DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def begin_sums(sinks, slopes, head, is_query, HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr):
+    """Running maximum and sum before any key, which sinks are part of, and the heads' slopes."""
+    top = tl.zeros_like(head).to(tl.float32) + LOWEST
+    total = tl.zeros_like(head).to(tl.float32)
+    slope = tl.zeros_like(head).to(tl.float32)
+    if HAS_SINKS:
+        top = tl.load(sinks + head, mask=is_query, other=0.0).to(tl.float32) * LOG2_E
+        total = total + 1.0
+    if HAS_SLOPES:
+        slope = tl.load(slopes + head, mask=is_query, other=0.0).to(tl.float32)
+    return top, total, slope
+
+
+@triton.jit
+def store_result(
+    out,
+    lse,
+    place,
+    is_query,
+    top,
+    total,
+    acc,
+    V_DIM: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+    HAS_LSE: tl.constexpr,
+):
+    """Finish the sums of rows whose outputs lie at ``place`` [rows], counted in heads."""
+    v_dim = tl.arange(0, V_BLOCK)
+    into = out + (place * V_DIM)[:, None] + v_dim[None, :]
+    mask = is_query[:, None] & (v_dim < V_DIM)[None, :]
+    tl.store(into, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
+    if HAS_LSE:
+        tl.store(lse + place, (top + tl.log2(total)) / LOG2_E, mask=is_query)

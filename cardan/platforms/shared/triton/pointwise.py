@@ -1,0 +1,60 @@
+"""Launches of the gated activations, the soft cap and ``finite_rows``; arguments and results as
+these operations are defined."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cardan.platforms.shared.triton.kernels.pointwise import (
+    finite_rows_kernel,
+    gelu_tanh_and_mul_kernel,
+    silu_and_mul_kernel,
+    soft_cap_kernel,
+)
+from cardan.platforms.shared.triton.rows import as_rows, num_warps, power_of_two
+
+# Elements that one program computes.
+_BLOCK = 1024
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    return _gated(silu_and_mul_kernel, x)
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    return _gated(gelu_tanh_and_mul_kernel, x)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows, hidden = as_rows(x), x.shape[-1]
+    block = min(_BLOCK, power_of_two(hidden))
+    if len(rows):
+        soft_cap_kernel[(len(rows), -(-hidden // block))](
+            rows, out, cap, rows.stride(0), HIDDEN=hidden, BLOCK=block
+        )
+    return out
+
+
+def finite_rows(x: Tensor) -> Tensor:
+    rows, hidden = as_rows(x), x.shape[-1]
+    out = torch.empty(len(rows), dtype=torch.bool, device=x.device)
+    block = power_of_two(hidden)
+    if len(rows):
+        finite_rows_kernel[(len(rows),)](
+            rows, out, rows.stride(0), HIDDEN=hidden, BLOCK=block, num_warps=num_warps(block)
+        )
+    return out
+
+
+def _gated(kernel: Any, x: Tensor) -> Tensor:
+    hidden = x.shape[-1] // 2
+    out = torch.empty((*x.shape[:-1], hidden), dtype=x.dtype, device=x.device)
+    rows = as_rows(x)
+    block = min(_BLOCK, power_of_two(hidden))
+    if len(rows):
+        kernel[(len(rows), -(-hidden // block))](
+            rows, out, rows.stride(0), HIDDEN=hidden, BLOCK=block
+        )
+    return out
