@@ -76,13 +76,16 @@ def open_client(
     with ThreadPoolExecutor(1) as pool:
         text = pool.submit(read_text)
         client: EngineClient
-        if in_process:
-            launched.set()
-            client = InProcessClient(lambda: _build(config, prompt_logits), step_timeout)
-        else:
-            client = SupervisedClient(
-                spawn, step_timeout, RestartPolicy(max_restarts, hang_timeout)
-            )
+        try:
+            if in_process:
+                launched.set()
+                client = InProcessClient(lambda: _build(config, prompt_logits), step_timeout)
+            else:
+                client = SupervisedClient(
+                    spawn, step_timeout, RestartPolicy(max_restarts, hang_timeout)
+                )
+        finally:
+            launched.set()  # also after an interrupt: leaving the pool waits for its thread
     try:
         tokenizer = text.result()
         template = read_chat_template(config.model)
