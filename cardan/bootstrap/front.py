@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cardan.bootstrap.model_source import read_chat_template, read_model, read_tokenizer
+from cardan.bootstrap.model_source import (
+    ModelSource,
+    read_chat_template,
+    read_model,
+    read_tokenizer,
+)
 from cardan.core.config.engine import EngineConfig
 from cardan.core.discovery import Discovery
 from cardan.core.engine.async_engine import AsyncEngine
@@ -66,24 +71,17 @@ def open_client(
         finally:
             launched.set()
 
-    def read_text() -> Tokenizer:
-        # Not before: both want the interpreter, and the engine takes longer.
-        launched.wait()
-        if meanwhile is not None:
-            meanwhile()
-        return read_tokenizer(config.model, source)
+    def start() -> EngineClient:
+        if in_process:
+            return InProcessClient(lambda: _build(config, prompt_logits), step_timeout)
+        return SupervisedClient(spawn, step_timeout, RestartPolicy(max_restarts, hang_timeout))
 
     with ThreadPoolExecutor(1) as pool:
-        text = pool.submit(read_text)
-        client: EngineClient
+        text = pool.submit(_read_text, config, source, launched, meanwhile)
+        if in_process:
+            launched.set()
         try:
-            if in_process:
-                launched.set()
-                client = InProcessClient(lambda: _build(config, prompt_logits), step_timeout)
-            else:
-                client = SupervisedClient(
-                    spawn, step_timeout, RestartPolicy(max_restarts, hang_timeout)
-                )
+            client = start()
         finally:
             launched.set()  # also after an interrupt: leaving the pool waits for its thread
     try:
@@ -96,6 +94,19 @@ def open_client(
         client.close()
         raise
     return OpenedClient(client, tokenizer, preprocessor)
+
+
+def _read_text(
+    config: EngineConfig,
+    source: ModelSource,
+    launched: threading.Event,
+    meanwhile: Callable[[], object] | None,
+) -> Tokenizer:
+    # Not before the launch: both want the interpreter, and the engine takes longer.
+    launched.wait()
+    if meanwhile is not None:
+        meanwhile()
+    return read_tokenizer(config.model, source)
 
 
 async def open_async_engine(
