@@ -41,6 +41,23 @@ CARDAN_EXPORT int count_up(const struct count_call *call) {
     return 0;
 }
 
+CARDAN_EXPORT int count_guided(const struct count_call *call) {
+    cardan_parallel_guided((int)call->threads, call->size, call->grain, count, call->counts);
+    return 0;
+}
+
+static int count_rows_of(const void *job, int64_t begin, int64_t end, int threads) {
+    const struct count_call *call = job;
+    count(call->counts, begin, end, 0);
+    const int64_t wrong = threads == 1 && call->threads > 1 && begin % call->grain;
+    return wrong ? 9 : begin <= call->size / 2 && call->size / 2 < end ? 7 : 0;
+}
+
+// 7, the status of the one part that has the row in the middle.
+CARDAN_EXPORT int count_rows(const struct count_call *call) {
+    return cardan_parallel_rows((int)call->threads, call->size, call->grain, count_rows_of, call);
+}
+
 static void nested(void *context, int64_t begin, int64_t end, int worker) {
     const struct count_call *call = context;
     for (int64_t i = begin; i < end; i++) {
@@ -333,13 +350,24 @@ def test_a_kernel_without_memory_raises():
 
 @needs_compiler
 @pytest.mark.parametrize("threads", [0, 1, 2, 5, 40])
-def test_every_index_is_done_once(pool, threads):
-    count = pool.function("count_up", *COUNT)
+@pytest.mark.parametrize("name", ["count_up", "count_guided"])
+def test_every_index_is_done_once(pool, name, threads):
+    count = pool.function(name, *COUNT)
     for size, grain in ((0, 1), (1, 1), (7, 0), (100, 1), (1000, 7), (100000, 64), (10, 20)):
         counts = (ctypes.c_int * max(size, 1))()
         count(threads, size, grain, ctypes.addressof(counts))
         assert sum(counts) == size
         assert set(counts[:size]) <= {1}
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_rows_are_computed_once_by_one_thread_or_together(pool, threads):
+    count = pool.function("count_rows", *COUNT)
+    for size, unit in ((1, 6), (100, 6), (255, 32), (256, 6), (1000, 32), (5001, 6)):
+        counts = (ctypes.c_int * size)()
+        assert count(threads, size, unit, ctypes.addressof(counts)) == 7
+        assert set(counts) == {1}
 
 
 @needs_compiler

@@ -110,10 +110,10 @@ def test_agrees_with_float64(linear, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(kernels, dtype):
-    x, weight, bias = inputs(250, 101, 1500, dtype)
+    x, weight, bias = inputs(300, 101, 1500, dtype)
     weight = kernels.prepare_linear(weight)
     together = kernels.linear(x, weight, bias)
-    for count in (*range(1, 20), 33, 70, 150):
+    for count in (*range(1, 20), 33, 70, 260):
         rows = slice(7, 7 + count)
         assert torch.equal(kernels.linear(x[rows], weight, bias), together[rows])
     torch.set_num_threads(1)

@@ -10,6 +10,8 @@
 #define LEAST_PANEL 64
 #define MOST_PANEL 256
 #define PANEL_BYTES 393216
+// What threads' shares of rows are multiples of.
+#define PANEL_UNIT 16
 // Blocks of tiles that are unpacked at a time, a multiple of those of a superblock.
 #define STRETCH (TILE == 16 ? 8 : 16)
 // How far ahead of their use weights are asked for; see linear.c.
@@ -280,6 +282,34 @@ static void clear_row_of_nothing(const struct block_job *job) {
     for (int64_t k = 0; k < job->blocks; k++) memset(to + k * GROUP, 0, sizeof *to);
 }
 
+static void multiply_panel(struct block_job *job, int threads) {
+    clear_row_of_nothing(job);
+    const int64_t pairs = (job->outputs + TILES * TILE - 1) / (TILES * TILE);
+    const int64_t least = CHUNK_BYTES / (TILES * job->tile_bytes * job->panel_rows + 1) + 1;
+    cardan_parallel_for(threads, job->panel_rows, 16384 / (job->inputs + 1) + 1, quantize_task,
+                        job);
+    cardan_parallel_guided(threads, pairs, least, multiply_task, job);
+}
+
+// The job's rows [begin, end), panel by panel.
+static int multiply_rows(const void *argument, int64_t begin, int64_t end, int threads) {
+    struct block_job job = *(const struct block_job *)argument;
+    int64_t panel = PANEL_BYTES / ((job.blocks + 1) * (int64_t)sizeof *job.rows) / PANEL_UNIT * PANEL_UNIT;
+    panel = panel < LEAST_PANEL ? LEAST_PANEL : panel > MOST_PANEL ? MOST_PANEL : panel;
+    panel = end - begin < panel ? end - begin : panel;
+    const int64_t most_group = group_for(panel);
+    const int64_t room = (panel + most_group - 1) / most_group * most_group * job.blocks;
+    job.rows = cardan_scratch(CARDAN_SCRATCH_CALL, (size_t)(room + 1) * sizeof *job.rows);
+    if (!job.rows) return CARDAN_NO_MEMORY;
+    for (job.panel_begin = begin; job.panel_begin < end; job.panel_begin += panel) {
+        const int64_t left = end - job.panel_begin;
+        job.panel_rows = left < panel ? left : panel;
+        job.group = group_for(job.panel_rows);
+        multiply_panel(&job, threads);
+    }
+    return CARDAN_OK;
+}
+
 struct block_linear_call {
     void *out;
     const void *x, *weight, *bias, *scales;
@@ -289,33 +319,14 @@ struct block_linear_call {
 // out [rows, outputs] = x [rows, inputs] weight^T + bias or NULL; out, x and bias are of one type,
 // rows of x x_stride elements apart. weight: packed. scales [outputs]: with FORMAT_INT8 only.
 CARDAN_EXPORT int cardan_block_linear(const struct block_linear_call *call) {
-    const int format = (int)call->format, threads = (int)call->threads, type = (int)call->type;
+    const int format = (int)call->format, type = (int)call->type;
     const int64_t unit = FORMATS[format].blocks * 32;
     const int64_t supers = (call->inputs + unit - 1) / unit;
-    const int64_t pairs = (call->outputs + TILES * TILE - 1) / (TILES * TILE);
-    struct block_job job = {
+    const struct block_job job = {
         .x = call->x, .x_stride = call->x_stride * type_size(type), .weight = call->weight,
         .bias = call->bias, .scales = call->scales, .out = call->out, .inputs = call->inputs,
         .outputs = call->outputs, .blocks = supers * FORMATS[format].blocks,
         .tile_bytes = supers * packed_bytes(format), .type = type, .format = format,
     };
-    int64_t panel = PANEL_BYTES / ((job.blocks + 1) * (int64_t)sizeof *job.rows) / 16 * 16;
-    panel = panel < LEAST_PANEL ? LEAST_PANEL : panel > MOST_PANEL ? MOST_PANEL : panel;
-    panel = call->rows < panel ? call->rows : panel;
-    const int64_t most_group = group_for(panel);
-    const int64_t room = (panel + most_group - 1) / most_group * most_group * job.blocks;
-    job.rows = cardan_scratch(CARDAN_SCRATCH_CALL, (size_t)(room + 1) * sizeof *job.rows);
-    if (!job.rows) return CARDAN_NO_MEMORY;
-    for (int64_t begin = 0; begin < call->rows; begin += panel) {
-        job.panel_begin = begin;
-        job.panel_rows = call->rows - begin < panel ? call->rows - begin : panel;
-        job.group = group_for(job.panel_rows);
-        clear_row_of_nothing(&job);
-        const int64_t least = CHUNK_BYTES / (TILES * job.tile_bytes * job.panel_rows + 1) + 1;
-        const int64_t grain = cardan_even_grain(threads, pairs, least);
-        cardan_parallel_for(threads, job.panel_rows, 16384 / (job.inputs + 1) + 1, quantize_task,
-                            &job);
-        cardan_parallel_for(threads, pairs, grain, multiply_task, &job);
-    }
-    return CARDAN_OK;
+    return cardan_parallel_rows((int)call->threads, call->rows, PANEL_UNIT, multiply_rows, &job);
 }

@@ -23,6 +23,22 @@ static int64_t panel_of(int type, int64_t inputs) {
     return rows < MOST_PANEL ? rows : MOST_PANEL;
 }
 
+// The job's rows [begin, end), in panels of nearly the same size.
+static int multiply_rows(const void *argument, int64_t begin, int64_t end, int threads) {
+    struct linear job = *(const struct linear *)argument;
+    const int64_t panel = panel_of(job.type, job.inputs);
+    job.panel_begin = begin;
+    for (int64_t left = (end - begin + panel - 1) / panel; left > 0; left--) {
+        const int64_t rows = (end - job.panel_begin + left - 1) / left;
+        const int64_t whole = (rows + PANEL_UNIT - 1) / PANEL_UNIT * PANEL_UNIT;
+        job.panel_rows = left > 1 ? whole : rows;
+        const int status = multiply_panel(job, threads);
+        if (status) return status;
+        job.panel_begin += job.panel_rows;
+    }
+    return CARDAN_OK;
+}
+
 struct linear_call {
     void *out;
     const void *x, *weight, *bias;
@@ -33,18 +49,9 @@ struct linear_call {
 // contiguous and of one type, summed in float; the weight as cardan_linear_pack left it, or as it
 // is stored where cardan_linear_layout says so. inputs > 0. out overlaps nothing.
 CARDAN_EXPORT int cardan_linear(const struct linear_call *call) {
-    const int64_t panel = panel_of((int)call->type, call->inputs);
-    struct linear job = {
+    const struct linear job = {
         .x = call->x, .weight = call->weight, .bias = call->bias, .out = call->out,
         .inputs = call->inputs, .outputs = call->outputs, .type = (int)call->type,
     };
-    for (int64_t left = (call->rows + panel - 1) / panel; left > 0; left--) {
-        const int64_t rows = (call->rows - job.panel_begin + left - 1) / left;
-        const int64_t whole = (rows + PANEL_UNIT - 1) / PANEL_UNIT * PANEL_UNIT;
-        job.panel_rows = left > 1 ? whole : rows;
-        const int status = multiply_panel(job, (int)call->threads);
-        if (status) return status;
-        job.panel_begin += job.panel_rows;
-    }
-    return CARDAN_OK;
+    return cardan_parallel_rows((int)call->threads, call->rows, PANEL_UNIT, multiply_rows, &job);
 }

@@ -322,6 +322,6 @@ int cardan_linear_tiles(struct linear job, int threads) {
     // weights, the longer chunks are.
     const int64_t least = CHUNK_BYTES / job.panel_rows / weight_tile(job.type, job.inputs) + 1;
     const int64_t tiles = (job.outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
-    cardan_parallel_for(threads, tiles, cardan_even_grain(threads, tiles, least), multiply, &job);
+    cardan_parallel_guided(threads, tiles, least, multiply, &job);
     return CARDAN_OK;
 }

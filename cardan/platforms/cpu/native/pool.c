@@ -29,6 +29,10 @@
 #define AHEAD_BYTES 2048
 #define MOST_AHEAD_BYTES 393216
 
+// Rows for each thread from which on each has its own, and the least units of them that are claimed.
+#define OWN_ROWS 128
+#define OWN_UNITS 4
+
 // Fields of the gate: workers inside, whether more may join, and the job's number.
 #define INSIDE 0xffffull
 #define OPEN 0x10000ull
@@ -38,8 +42,9 @@ struct job {
     cardan_task task;
     void *context;
     int64_t count;
-    int64_t grain;
+    int64_t grain;  // of a guided job the least
     int threads;
+    int guided;
 };
 
 static struct {
@@ -77,14 +82,27 @@ static int poll_gate(uint64_t mask, uint64_t value, int differs) {
     return 0;
 }
 
+// Claims the next chunk [*begin, *end); 0 if none is left.
+static int claim(const struct job *job, int64_t *begin, int64_t *end) {
+    int64_t grain = job->grain;
+    if (!job->guided) {
+        *begin = atomic_fetch_add(&pool.next, grain);
+    } else {
+        *begin = atomic_load(&pool.next);
+        do {
+            const int64_t share = (job->count - *begin) / (2 * job->threads);
+            grain = share > job->grain ? share : job->grain;
+        } while (*begin < job->count &&
+                 !atomic_compare_exchange_weak(&pool.next, begin, *begin + grain));
+    }
+    *end = job->count - *begin < grain ? job->count : *begin + grain;
+    return *begin < job->count;
+}
+
 static void run_chunks(int worker) {
     const struct job job = pool.job;
-    for (;;) {
-        const int64_t begin = atomic_fetch_add(&pool.next, job.grain);
-        if (begin >= job.count) return;
-        const int64_t end = job.count - begin < job.grain ? job.count : begin + job.grain;
-        job.task(job.context, begin, end, worker);
-    }
+    int64_t begin, end;
+    while (claim(&job, &begin, &end)) job.task(job.context, begin, end, worker);
 }
 
 // Fetches a little of what will be read soon; 0 if nothing is left. Races with a new range fetch
@@ -259,25 +277,60 @@ static void close_and_wait(int64_t started) {
     }
 }
 
+// Runs the job by the pool's threads; 0 if this thread has to do it alone.
+static int run_together(struct job job) {
+    if (job.threads < 2 || job.grain >= job.count || pthread_mutex_trylock(&pool.owner)) return 0;
+    const int64_t started = now();
+    const int together = started >= pool.alone_until;
+    if (together) {
+        offer(job);
+        run_chunks(0);
+        close_and_wait(started);
+    }
+    pthread_mutex_unlock(&pool.owner);
+    return together;
+}
+
 void cardan_parallel_for(int threads, int64_t count, int64_t grain, cardan_task task,
                          void *context) {
     if (count <= 0) return;
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     if (grain <= 0) grain = threads > 1 ? (count + threads - 1) / threads : count;
-    if (threads > 1 && grain < count && !pthread_mutex_trylock(&pool.owner)) {
-        const int64_t started = now();
-        const int together = started >= pool.alone_until;
-        if (together) {
-            offer((struct job){task, context, count, grain, threads});
-            run_chunks(0);
-            close_and_wait(started);
-        }
-        pthread_mutex_unlock(&pool.owner);
-        if (together) return;
-    }
+    if (run_together((struct job){task, context, count, grain, threads, 0})) return;
     for (int64_t begin = 0; begin < count; begin += grain) {
         task(context, begin, count - begin < grain ? count : begin + grain, 0);
     }
+}
+
+void cardan_parallel_guided(int threads, int64_t count, int64_t least, cardan_task task,
+                            void *context) {
+    if (count <= 0) return;
+    if (threads > MOST_THREADS) threads = MOST_THREADS;
+    if (run_together((struct job){task, context, count, least > 1 ? least : 1, threads, 1})) return;
+    task(context, 0, count, 0);
+}
+
+struct shared_rows {
+    cardan_rows compute;
+    const void *job;
+    int64_t rows, unit;
+    _Atomic int status;
+};
+
+static void own_rows(void *context, int64_t begin, int64_t end, int worker) {
+    struct shared_rows *shared = context;
+    (void)worker;
+    const int64_t last = end * shared->unit < shared->rows ? end * shared->unit : shared->rows;
+    const int status = shared->compute(shared->job, begin * shared->unit, last, 1);
+    if (status) atomic_store(&shared->status, status);
+}
+
+int cardan_parallel_rows(int threads, int64_t rows, int64_t unit, cardan_rows compute,
+                         const void *job) {
+    if (threads < 2 || rows < threads * OWN_ROWS) return compute(job, 0, rows, threads);
+    struct shared_rows shared = {.compute = compute, .job = job, .rows = rows, .unit = unit};
+    cardan_parallel_guided(threads, (rows + unit - 1) / unit, OWN_UNITS, own_rows, &shared);
+    return atomic_load(&shared.status);
 }
 
 struct scratch {

@@ -21,6 +21,20 @@ typedef void (*cardan_task)(void *context, int64_t begin, int64_t end, int worke
 void cardan_parallel_for(int threads, int64_t count, int64_t grain, cardan_task task,
                          void *context);
 
+// The same in chunks that become smaller towards the end, of `least` at least: long ones while
+// there is much to do, and little to wait for when there is not. In one chunk if run alone.
+void cardan_parallel_guided(int threads, int64_t count, int64_t least, cardan_task task,
+                            void *context);
+
+// Computes rows [begin, end) of a job with so many threads; returns a status.
+typedef int (*cardan_rows)(const void *job, int64_t begin, int64_t end, int threads);
+
+// The rows [0, rows) of a product: of many, each thread has its own, from a multiple of `unit` on,
+// so that what it makes of them stays in its cache; of fewer, all threads have all rows together,
+// so that the other factor is read once. Returns a status that is not CARDAN_OK if there is one.
+int cardan_parallel_rows(int threads, int64_t rows, int64_t unit, cardan_rows compute,
+                         const void *job);
+
 // A grain for `units` equal units of work of which at least `least` make a chunk: chunks of nearly
 // the same size for each thread, and several for each if that shares the work as well, so that a
 // thread that is held up leaves some to others.
