@@ -11,7 +11,7 @@
 // below which two do not agree on their parts any faster.
 #define CHUNK_BYTES 65536
 // Least activations that are packed as a chunk.
-#define PACK_CHUNK 16384
+#define PACK_CHUNK 4096
 // Lanes whose weights stay in the first cache while tiles of rows take turns. Sums of few rows have
 // both at the same time, so as not to wait for each other.
 #define PART_LANES 2
@@ -45,13 +45,8 @@ CARDAN_INLINE float *packed_span(const int type, const struct linear *job, struc
     return (float *)job->packed + job->panel_rows * vectors * LANES;
 }
 
-// Vector j of a row's span that begins at `from`; zeros beyond its inputs.
-CARDAN_INLINE vf load_vector(const int type, const char *from, int64_t inputs, int64_t j) {
-    const int64_t per = step_vectors(type), begin = j / per * STEP, size = type_size(type);
-    const int half = (int)(j % per);
-    char last[STEP * 4] = {0};
-    from += begin * size;
-    if (begin + STEP > inputs) from = memcpy(last, from, (size_t)((inputs - begin) * size));
+// Vector `half` of a step of inputs at `from`.
+CARDAN_INLINE vf load_vector(const int type, const char *from, const int half) {
     if (type != TYPE_BF16) return vf_load_as(type, from, half * LANES);
     // The even elements, and the odd ones, which a shift and a mask separate.
     const vu pairs = (vu)vf_load((const float *)from);
@@ -59,32 +54,69 @@ CARDAN_INLINE vf load_vector(const int type, const char *from, int64_t inputs, i
     return (vf)(half ? pairs & 0xffff0000 : pairs << 16);
 }
 
-// A span's inputs of a tile of rows, that begin `size` bytes apart at `from`.
-struct rows {
-    const char *from;
-    int64_t size, inputs;
+// Rows in whole groups of LANES, of which vectors are turned together.
+#define GROUPED_ROWS ((TILE_ROWS + LANES - 1) / LANES * LANES)
+
+// A step of the rows of a tile; places behind the last repeat it.
+struct row_step {
+    const char *from[GROUPED_ROWS];
     int count;
 };
 
-// Vector j of all rows to their places in each lane's part, `stride` floats apart at `to`. Up to
-// `room` floats behind those places are not final yet.
-CARDAN_INLINE void pack_vector(const int type, struct rows rows, int64_t j, float *to,
-                               int64_t stride, int64_t room) {
-    for (int first = 0; first < rows.count; first += LANES) {
-        const int taken = rows.count - first < LANES ? rows.count - first : LANES;
-        vf vectors[LANES] = {0};
-        for (int r = 0; r < taken; r++) {
-            vectors[r] = load_vector(type, rows.from + (first + r) * rows.size, rows.inputs, j);
+CARDAN_INLINE struct row_step row_step(const char *from, int64_t row_bytes, int count) {
+    struct row_step step = {.count = count};
+    for (int r = 0; r < GROUPED_ROWS; r++) {
+        step.from[r] = from + (r < count ? r : count - 1) * row_bytes;
+    }
+    return step;
+}
+
+// One vector of rows to its place in each lane's part, `stride` floats apart at `to`, behind which
+// at least `room` floats in all are the tile's and not final yet.
+CARDAN_INLINE void pack_vector(const int type, const struct row_step *step, int64_t begin,
+                               const int half, float *to, int64_t stride, int64_t room) {
+    for (int first = 0; first < step->count; first += LANES) {
+        const int taken = step->count - first < LANES ? step->count - first : LANES;
+        vf vectors[LANES];
+#pragma GCC unroll 16
+        for (int r = 0; r < LANES; r++) {
+            vectors[r] = load_vector(type, step->from[first + r] + begin, half);
         }
-        if (taken > 1 && taken + room >= LANES) {
-            vf_transpose(vectors);
+        if (taken > 1) vf_transpose(vectors);
+        if (taken > 1 && first + LANES <= room) {
+#pragma GCC unroll 16
             for (int lane = 0; lane < LANES; lane++) {
                 vf_store(to + lane * stride + first, vectors[lane]);
             }
             continue;
         }
         for (int lane = 0; lane < LANES; lane++) {
-            for (int r = 0; r < taken; r++) to[lane * stride + first + r] = vectors[r][lane];
+            float *place = to + lane * stride + first;
+            for (int r = 0; r < taken; r++) place[r] = taken > 1 ? vectors[lane][r] : vectors[r][lane];
+        }
+    }
+}
+
+// A span of a tile of rows, whose inputs begin at byte `begin` of each, to `to`.
+CARDAN_INLINE void pack_span(const int type, const struct row_step *rows, int64_t begin,
+                             struct span span, float *to, int64_t stride) {
+    const int64_t step_bytes = STEP * type_size(type), whole = span.inputs / STEP;
+    int64_t room = lane_floats(type, span) * rows->count;
+    for (int64_t s = 0; s < span.steps; s++, begin += step_bytes) {
+        char last[TILE_ROWS][STEP * 4];
+        struct row_step step = *rows;
+        if (s == whole) {
+            const int64_t left = (span.inputs - s * STEP) * type_size(type);
+            memset(last, 0, sizeof last);
+            for (int r = 0; r < rows->count; r++) {
+                memcpy(last[r], rows->from[r] + begin, (size_t)left);
+            }
+            step = row_step(last[0], sizeof last[0], rows->count);
+        }
+        for (int half = 0; half < step_vectors(type); half++) {
+            pack_vector(type, &step, s == whole ? 0 : begin, half, to, stride, room);
+            to += rows->count;
+            room -= rows->count;
         }
     }
 }
@@ -92,17 +124,14 @@ CARDAN_INLINE void pack_vector(const int type, struct rows rows, int64_t j, floa
 // One tile of rows, over all spans.
 CARDAN_INLINE void pack_rows(const int type, const struct linear *job, int64_t tile) {
     const struct row_tiles tiles = row_tiles(job->panel_rows);
-    const int64_t first = first_row(tiles, tile), size = type_size(type);
-    struct rows rows = {.size = job->inputs * size, .count = (int)rows_of(tiles, tile)};
-    rows.from = job->x + (job->panel_begin + first) * rows.size;
-    for (int64_t k = 0; k < job->inputs; k += SPAN, rows.from += SPAN * size) {
+    const int64_t first = first_row(tiles, tile), row_bytes = job->inputs * type_size(type);
+    const struct row_step rows = row_step(job->x + (job->panel_begin + first) * row_bytes,
+                                          row_bytes, (int)rows_of(tiles, tile));
+    for (int64_t k = 0; k < job->inputs; k += SPAN) {
         const struct span span = span_at(job->inputs, k);
-        const int64_t count = lane_floats(type, span), stride = job->panel_rows * count;
-        float *to = packed_span(type, job, span) + first * count;
-        rows.inputs = span.inputs;
-        for (int64_t j = 0; j < count; j++, to += rows.count) {
-            pack_vector(type, rows, j, to, stride, (count - j - 1) * rows.count);
-        }
+        const int64_t floats = lane_floats(type, span);
+        pack_span(type, &rows, k * type_size(type), span,
+                  packed_span(type, job, span) + first * floats, job->panel_rows * floats);
     }
 }
 
@@ -316,8 +345,9 @@ int cardan_linear_tiles(struct linear job, int threads) {
                                 (size_t)(packed_bytes + threads * job.scratch_bytes));
     if (!job.packed) return CARDAN_NO_MEMORY;
     job.scratch = job.packed + packed_bytes;
-    const int64_t row_tile = PACK_CHUNK / (TILE_ROWS * job.inputs) + 1;
-    cardan_parallel_for(threads, row_tiles(job.panel_rows).count, row_tile, pack, &job);
+    const int64_t parts = row_tiles(job.panel_rows).count;
+    const int64_t least_part = PACK_CHUNK / (TILE_ROWS * job.inputs) + 1;
+    cardan_parallel_for(threads, parts, cardan_even_grain(threads, parts, least_part), pack, &job);
     // Each chunk asks for AHEAD_BYTES that may be another thread's, so the fewer rows share the
     // weights, the longer chunks are.
     const int64_t least = CHUNK_BYTES / job.panel_rows / weight_tile(job.type, job.inputs) + 1;
