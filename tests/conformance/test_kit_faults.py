@@ -41,7 +41,12 @@ def run_kit(tmp_path, fake, levels, expression="", plugin=""):
     file = tmp_path / "report.json"
     run = KitRun(spec="fake", levels=levels, json_file=str(file), expression=expression or None)
     line = command(run) + (["-p", plugin] if plugin else [])
-    environment = {**os.environ, VARIABLE: fake, "PYTHONPATH": str(tmp_path)}
+    environment = {
+        **os.environ,
+        VARIABLE: fake,
+        "PYTHONPATH": str(tmp_path),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     result = subprocess.run(
         line, env=environment, capture_output=True, text=True, timeout=280, check=False
     )

@@ -30,12 +30,13 @@ def run_unit_tests(
         "EMULATED_MACHINE": machine,
         "PYTHONPATH": str(EMULATION),
         "XDG_CACHE_HOME": str(folder),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
     if machine == "x86_64":
         environment["CC"] = str(EMULATION / "simde_cc")
     files = [str(TESTS / "unit" / f"test_cpu_native_{family}.py") for family in families]
     words = " or ".join((*_NOT_OF_A_LEVEL, *without))
-    plugins = ["-p", "emulated_levels", "-p", "no:cacheprovider"]
+    plugins = ["-p", "emulated_levels", "-p", "pytest_timeout", "-p", "no:cacheprovider"]
     options = ["-q", "-x", *plugins, "-k", f"not ({words})"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *files],

@@ -35,6 +35,8 @@ COSTLY = (
     "ties",
     "masked",
     "long",
+    # Short types are those of caches, which all are run with each.
+    "(features_agree_with_oracle and float16)",
 )
 
 

@@ -67,7 +67,8 @@ def test_stop_string_ends_text_and_engine(llm: LLM) -> None:
 
 
 def test_max_tokens_defaults_to_the_rest_of_the_context(llm: LLM) -> None:
-    [output] = llm.generate(["One two"], SamplingParams(temperature=0, ignore_eos=True))
+    prompt = [1 + place % 9 for place in range(450)]
+    [output] = llm.generate([prompt], SamplingParams(temperature=0, ignore_eos=True))
     assert len(output.prompt_token_ids) + len(output.outputs[0].token_ids) == 512
     assert output.outputs[0].finish_reason == "length"
 

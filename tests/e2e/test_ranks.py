@@ -24,6 +24,7 @@ FAMILIES = [
     "mistral",
     "qwen2_windows",
     "qwen3_windows",
+    "qwen3_moe",
     "gemma2",
     "gemma3",
 ]

@@ -15,7 +15,7 @@ from load_server import TINY, check_held, check_log, idle_footprint
 from server_process import Server, serving
 from traffic import Traffic, unloaded_answers
 
-SECONDS = float(os.environ.get("CARDAN_OVERLOAD_SECONDS") or 60)
+SECONDS = float(os.environ.get("CARDAN_OVERLOAD_SECONDS") or 40)
 SEED = int(os.environ.get("CARDAN_LOAD_SEED") or random.randrange(10**6))
 OVERLOAD = 3
 TURNS = 3

@@ -323,11 +323,8 @@ def smollm2():
 
 
 @pytest.fixture(scope="module")
-def smollm2_oracle(smollm2):
-    from transformers import AutoTokenizer
-
-    path, _ = smollm2
-    return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+def smollm2_oracle(smollm2, request):
+    return request.getfixturevalue("hf_demo")[0]
 
 
 @pytest.mark.model

@@ -268,16 +268,9 @@ def test_quantised_rows_and_biases_are_put_back_in_halves(tmp_path):
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_demo_model_equals_transformers():
-    import transformers
-
-    from cardan.core.weights.resolve import resolve_model
-
-    path = resolve_model("demo").gguf
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    )
-    checkpoint = GGUFCheckpoint(path)
+def test_demo_model_equals_transformers(demo_gguf, hf_demo):
+    _, model = hf_demo
+    checkpoint = GGUFCheckpoint(demo_gguf)
     theirs = model.config.to_dict()
     theirs["rope_theta"] = theirs["rope_parameters"]["rope_theta"]
     ours = dict(checkpoint.config)
