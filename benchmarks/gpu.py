@@ -8,12 +8,13 @@ float64 on the operations' and the conformance kit's inputs; a row each, ``figur
 cases that failed. ``decode``: milliseconds of a step at batch 1, 64 and 256, as (time of 128 tokens
 - time of 1 token) / 127 after prompts of 128 tokens. ``prefill``: milliseconds of a whole call for
 one token after one prompt of 8192. ``throughput``: output tokens a second of 512 requests of
-512/256 tokens (8B) or 1024 of 256/128 (0.6B), greedy and sampled (temperature 0.8, top-p 0.95,
-top-k 50).
+512/256 tokens (8B, 30B-A3B) or 1024 of 256/128 (0.6B), greedy and sampled (temperature 0.8, top-p
+0.95, top-k 50).
 
 Prompts are random ids, fresh in every run; EOS is ignored and nothing is detokenized. ``floor`` is
 what no engine can go below on a device with 4.31 TB/s and 789 TFLOP/s (an H200, measured): weights
-read once a step or multiplied, and the KV cache read once. ``ratio`` is floor over figure for times
+read once a step or multiplied, and the KV cache read once; of experts those that tokens go to if
+all are equally likely. ``ratio`` is floor over figure for times
 and figure over ceiling for rates, so that 1 is perfect. Times are the host's, medians of the
 repeats.
 """
@@ -63,6 +64,25 @@ SHAPES = {
         "rope_theta": 500000.0,
         "tie_word_embeddings": False,
     },
+    "30B-A3B": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+    },
     # For trying this script where there is no accelerator.
     "tiny": {
         "architectures": ["Qwen3ForCausalLM"],
@@ -80,8 +100,22 @@ SHAPES = {
         "tie_word_embeddings": True,
     },
 }
-THROUGHPUT = {"8B": (512, 512, 256), "0.6B": (1024, 256, 128), "tiny": (8, 16, 8)}
-BATCHES = {"tiny": (1, 4)}
+SHAPES["tiny-moe"] = {
+    **SHAPES["tiny"],
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
+THROUGHPUT = {
+    "8B": (512, 512, 256),
+    "30B-A3B": (512, 512, 256),
+    "0.6B": (1024, 256, 128),
+    "tiny": (8, 16, 8),
+    "tiny-moe": (8, 16, 8),
+}
+BATCHES = {"tiny": (1, 4), "tiny-moe": (1, 4)}
 # What the platforms of accelerators prefer where nothing else is asked for.
 SETTINGS = {"max_num_seqs": 512, "max_num_batched_tokens": 8192, "memory_utilization": 0.9}
 
@@ -93,11 +127,19 @@ def emit(**row):
 # -- floors --------------------------------------------------------------------------------------
 
 
-def layer_weights(shape):
-    """Elements of one layer's matrices."""
+def layer_weights(shape, tokens=None):
+    """Elements of one layer's matrices that a token is multiplied with, or (``tokens``) that a
+    step of so many reads: as many experts as are hit in the mean by independent, even choices."""
     hidden, dim = shape["hidden_size"], shape["head_dim"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
-    return hidden * (dim * (2 * heads + 2 * kv_heads) + 3 * shape["intermediate_size"])
+    attention = dim * (2 * heads + 2 * kv_heads)
+    num_experts = shape.get("num_experts")
+    if num_experts is None:
+        return hidden * (attention + 3 * shape["intermediate_size"])
+    hit = shape["num_experts_per_tok"]
+    if tokens is not None:
+        hit = num_experts * (1 - (1 - hit / num_experts) ** tokens)
+    return hidden * (attention + num_experts + 3 * hit * shape["moe_intermediate_size"])
 
 
 def kv_bytes(shape):
@@ -107,8 +149,10 @@ def kv_bytes(shape):
 
 def decode_floor_s(shape, batch, context):
     head = shape["vocab_size"] * shape["hidden_size"]
-    weights = shape["num_hidden_layers"] * layer_weights(shape) + head
-    products = max(2 * weights / BYTES_PER_S, 2 * weights * batch / FLOP_PER_S)
+    layers = shape["num_hidden_layers"]
+    read = layers * layer_weights(shape, batch) + head
+    multiplied = layers * layer_weights(shape) + head
+    products = max(2 * read / BYTES_PER_S, 2 * multiplied * batch / FLOP_PER_S)
     return products + batch * context * kv_bytes(shape) / BYTES_PER_S
 
 
@@ -285,12 +329,17 @@ def operations_right(platform, info, device, seeds=5):
 
 
 def cases_of(op, dtype, device, seed):
-    """The operation's own inputs, and products of one row, which have kernels of their own."""
+    """The operation's own inputs, and products of one row and of many experts, which have kernels
+    of their own or other tiles."""
     import torch
+    from sampling_cases import sampling_cases
 
     from cardan.core.interfaces.kernels import Case
+    from cardan.core.ops.reference.expert_inputs import make_mixture
 
     made = list(op.make_inputs(getattr(torch, dtype), device, seed))
+    if op.name == "choose_tokens":
+        made += sampling_cases(device, seed)
     for outputs, inputs in ((1024, 3072), (9001, 1000)) if op.name == "linear" else ():
         generator = torch.Generator().manual_seed(seed)
         x, weight = (
@@ -299,6 +348,10 @@ def cases_of(op, dtype, device, seed):
         )
         attributes = {"dtype": dtype, "in_features": inputs, "out_features": outputs}
         made.append(Case((x, weight / inputs**0.5, None), attributes))
+    for tokens in (1, 3, 40, 64, 300, 1500) if op.name == "expert_mlp" else ():
+        generator = torch.Generator().manual_seed(seed)
+        sizes = (tokens, 24, 4, 384, 200)
+        made.append(make_mixture(sizes, getattr(torch, dtype), device, generator))
     return made
 
 

@@ -13,6 +13,7 @@ import torch
 from cardan.bootstrap.executor_builder import ExecutorBuilder
 from cardan.bootstrap.model_source import (
     ModelSource,
+    check_kv_dtype,
     normal_dtype,
     normal_kv_dtype,
     read_model,
@@ -20,7 +21,8 @@ from cardan.bootstrap.model_source import (
 from cardan.bootstrap.quantization import NO_SCHEME
 from cardan.bootstrap.ranks import rank_devices, start_ranks
 from cardan.core.config.engine import EngineConfig
-from cardan.core.constraint_solver import Resolved, owned_constraints, solve
+from cardan.core.config.fallbacks import chosen
+from cardan.core.constraint_solver import Resolved, owned_constraints, say_settings, solve
 from cardan.core.discovery import LOGITS_PROCESSORS, POLICIES, Discovery
 from cardan.core.engine.client import EngineParts
 from cardan.core.engine.engine import Engine
@@ -48,8 +50,6 @@ from cardan.core.types.outputs import EngineStats
 from cardan.core.types.sampling_params import SamplingParams
 
 logger = logging.getLogger("cardan.engine")
-
-_FALLBACK_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,7 @@ def _choose(
     resolved: Resolved = solve(config, (*wishes, *plugins.constraints(config)))
     for decision in resolved.decisions:
         logger.info("%s", decision)
+    logger.info("settings: %s", say_settings(resolved.settings))
     config = resolved.config
     dtype = normal_dtype(config.model.dtype)
     if dtype == "auto":
@@ -129,9 +130,8 @@ def _choose(
         )
     config = config.with_value("model.dtype", dtype)
     kv_dtype = normal_kv_dtype(config.cache.kv_cache_dtype)
+    check_kv_dtype(kv_dtype, capabilities.kv_dtypes, info.name)
     config = config.with_value("cache.kv_cache_dtype", kv_dtype)
-    if config.cache.block_size is None:
-        config = config.with_value("cache.block_size", _FALLBACK_BLOCK_SIZE)
     devices = selection.devices
     threads = config.device.num_threads
     if threads is not None:
@@ -265,10 +265,12 @@ class _Builder:
     def _size_kv(self, executor: ModelExecutor, summary: ModelSummary) -> KVCacheConfig:
         cache = self._config.cache
         budget = cache.kv_cache_memory_bytes
-        if budget is None:
-            budget = executor.available_kv_bytes(cache.memory_utilization)
-        most = summary.max_model_len * self._config.scheduler.max_num_seqs
-        return size_cache(executor.kv_specs(), budget, cache.num_blocks, most)
+        if budget is None and cache.num_blocks is None:
+            share = chosen(cache.memory_utilization, "cache.memory_utilization")
+            budget = executor.available_kv_bytes(share)
+        num_seqs = chosen(self._config.scheduler.max_num_seqs, "scheduler.max_num_seqs")
+        most = summary.max_model_len * num_seqs
+        return size_cache(executor.kv_specs(), budget or 0, cache.num_blocks, most)
 
     def _finish(
         self,
@@ -280,7 +282,8 @@ class _Builder:
     ) -> EngineParts:
         config = self._config
         scheduling = config.scheduler
-        cache = KVCacheManager(kv, config.cache.enable_prefix_caching)
+        prefix_caching = chosen(config.cache.enable_prefix_caching, "cache.enable_prefix_caching")
+        cache = KVCacheManager(kv, prefix_caching)
         policy = self._discovery.load(POLICIES, scheduling.policy)()
         check = partial(self._check_params, executor.features)
         intake = Intake(scheduling, policy, cache, length, self._plugins.admit, check)
@@ -353,8 +356,10 @@ class _Builder:
             dtype=summary.dtype,
             vocab_size=summary.vocab_size,
             max_model_len=length,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_num_seqs=chosen(config.scheduler.max_num_seqs, "scheduler.max_num_seqs"),
+            max_num_batched_tokens=chosen(
+                config.scheduler.max_num_batched_tokens, "scheduler.max_num_batched_tokens"
+            ),
             max_logprobs=config.model.max_logprobs,
             block_size=kv.block_size,
             num_blocks=kv.num_blocks,

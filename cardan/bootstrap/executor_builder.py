@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from cardan.bootstrap.model_source import ModelSource, max_model_len
 from cardan.bootstrap.quantization import choose_scheme
 from cardan.core.config.engine import EngineConfig
+from cardan.core.config.fallbacks import chosen
 from cardan.core.discovery import MODELS, Discovery
 from cardan.core.interfaces.capabilities import DeviceInfo
 from cardan.core.interfaces.communication import Communicator
@@ -96,7 +97,9 @@ class ExecutorBuilder:
 
     def max_step_tokens(self, shapes: ShapePolicy) -> int:
         """Tokens of the largest step."""
-        budget = self.config.scheduler.max_num_batched_tokens
+        budget = chosen(
+            self.config.scheduler.max_num_batched_tokens, "scheduler.max_num_batched_tokens"
+        )
         if shapes.strict and shapes.token_buckets:
             return min(budget, shapes.token_buckets[-1])
         return budget

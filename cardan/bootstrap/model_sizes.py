@@ -16,6 +16,9 @@ _MOST = {
     "num_attention_heads": 1 << 16,
     "num_key_value_heads": 1 << 16,
     "head_dim": 1 << 16,
+    "num_experts": 1 << 14,
+    "num_local_experts": 1 << 14,
+    "moe_intermediate_size": 1 << 24,
 }
 _REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers")
 

@@ -1,6 +1,6 @@
 """A model's files, read as far as planning and the front need them; no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ _DTYPE_NAMES = {
     "float": "float32",
     "fp32": "float32",
 }
+_KV_DTYPE_NAMES = {"fp8": "float8_e4m3", "fp8_e4m3": "float8_e4m3", "fp8_e5m2": "float8_e5m2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,27 @@ def normal_kv_dtype(name: str) -> str:
     Raises:
         ConfigError: there is no such dtype.
     """
-    dtype = normal_dtype(name)
+    dtype = _KV_DTYPE_NAMES.get(name) or normal_dtype(name)
     if dtype not in ("auto", *DTYPE_BYTES):
         raise ConfigError(
             f"cache.kv_cache_dtype {shown(name)} is unknown; choose auto (the model's), "
             f"{', '.join(KV_DTYPES)}, or what else the platform's attention takes"
         )
     return dtype
+
+
+def check_kv_dtype(dtype: str, platform_dtypes: Sequence[str], device_name: str) -> None:
+    """Whether a cache can be kept in ``dtype``; ``platform_dtypes`` are ``Capabilities.kv_dtypes``.
+
+    Raises:
+        ConfigError: it cannot; the message has what can be chosen.
+    """
+    choices = tuple(dict.fromkeys(("auto", *KV_DTYPES, *platform_dtypes)))
+    if dtype not in choices:
+        raise ConfigError(
+            f"cache.kv_cache_dtype {dtype} is not available on {device_name}; "
+            f"choose one of {', '.join(choices)}"
+        )
 
 
 def read_model(config: ModelConfig) -> ModelSource:

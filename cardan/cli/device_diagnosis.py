@@ -6,13 +6,17 @@ from functools import partial
 from typing import Any
 
 from cardan.cli.platforms import device_fields
+from cardan.core.config.engine import EngineConfig
+from cardan.core.config.model import ModelConfig
+from cardan.core.constraint_solver import Decision, owned_constraints, solve
 from cardan.core.discovery import describe
 from cardan.core.interfaces.attention import AttentionBackend, AttentionNeed
 from cardan.core.interfaces.capabilities import Capabilities, DeviceInfo
+from cardan.core.interfaces.constraints import Constraint
 from cardan.core.interfaces.device import Device
 from cardan.core.interfaces.kernels import OpSpec, Provider
 from cardan.core.interfaces.memory import MemoryInfo
-from cardan.core.interfaces.platform import Platform
+from cardan.core.interfaces.platform import ConfigView, Platform
 from cardan.core.runtime import Runtime
 
 
@@ -39,6 +43,7 @@ class KernelRow:
 class DeviceDiagnosis:
     """One device of the chosen platform.
 
+    ``settings`` are those of a run in which the user sets none, with whose values they are.
     ``memory`` and ``kernels`` are known only if it could be opened (``opened``). ``note`` says why
     there is no kernel table; ``problems`` are calls into the platform that failed.
     """
@@ -46,6 +51,7 @@ class DeviceDiagnosis:
     device: dict[str, Any]
     capabilities: dict[str, Any]
     facts: dict[str, str]
+    settings: tuple[Decision, ...]
     attention: tuple[BackendVerdict, ...]
     opened: bool
     memory: MemoryInfo | None
@@ -73,10 +79,12 @@ def diagnose_device(
     info: DeviceInfo,
     more_ops: Sequence[OpSpec] = (),
     more_providers: Sequence[Provider] = (),
+    more_constraints: Callable[[ConfigView], Sequence[Constraint]] = lambda config: (),
 ) -> DeviceDiagnosis:
     """Ask a platform about one of its devices, open it, resolve its kernels, and close it.
 
-    ``more_ops`` and ``more_providers`` are those of plugins. Never raises for what it examines.
+    ``more_ops``, ``more_providers`` and ``more_constraints`` are those of plugins. Never raises for
+    what it examines.
     """
     asker = _Asker()
     capabilities = asker.ask("capabilities()", lambda: platform.capabilities(info), Capabilities())
@@ -102,6 +110,9 @@ def diagnose_device(
         device=device_fields(info),
         capabilities=asdict(capabilities),
         facts=dict(asker.ask("doctor()", lambda: platform.doctor(info), {})),
+        settings=asker.ask(
+            "constrain()", lambda: unset_settings(platform, info, more_constraints), ()
+        ),
         attention=_verdicts(asker, platform, info, capabilities),
         opened=device is not None,
         memory=memory,
@@ -109,6 +120,18 @@ def diagnose_device(
         note=note,
         problems=tuple(asker.problems),
     )
+
+
+def unset_settings(
+    platform: Platform, info: DeviceInfo, more: Callable[[ConfigView], Sequence[Constraint]]
+) -> tuple[Decision, ...]:
+    """The settings of a run on ``info`` in which the user sets none."""
+    config = EngineConfig(model=ModelConfig(model="demo"))
+    owned = owned_constraints(platform.constrain(config, info), f"platform {platform.name}")
+    resolved = solve(config, (*owned, *more(config)))
+    listed = {item.path for item in resolved.settings}
+    others = (item for item in resolved.decisions if item.path not in listed)
+    return (*resolved.settings, *others)
 
 
 def common_attention_need(capabilities: Capabilities) -> AttentionNeed:

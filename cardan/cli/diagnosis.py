@@ -77,8 +77,9 @@ def diagnose(wanted: str | None, plugins: PluginConfig) -> Diagnosis:
     devices = []
     if selection is not None:
         ops, providers = (manager.ops(), manager.kernels()) if manager is not None else ((), ())
+        wishes = manager.constraints if manager is not None else lambda config: ()
         devices = [
-            diagnose_device(selection.platform, device, ops, providers)
+            diagnose_device(selection.platform, device, ops, providers, wishes)
             for device in selection.devices
         ]
     return Diagnosis(

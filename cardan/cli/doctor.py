@@ -92,6 +92,13 @@ def _print_device(console: "Console", item: "DeviceDiagnosis") -> None:
     }
     facts |= {name: str(value) for name, value in device["details"].items()}
     _print_facts(console, title, facts | item.facts)
+    if item.settings:
+        whose = {
+            setting.path: f"{setting.value} ({setting.owner}"
+            + (f": {setting.reason})" if setting.reason else ")")
+            for setting in item.settings
+        }
+        _print_facts(console, "Settings where you set none", whose)
     _print_title(console, "Attention (for 32 heads, 8 KV heads of 128)")
     for verdict in item.attention:
         answer = (

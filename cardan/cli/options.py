@@ -17,6 +17,7 @@ from cardan.cli.values import (
 from cardan.core.config.cache import CacheConfig
 from cardan.core.config.device import DeviceConfig
 from cardan.core.config.engine import EngineConfig
+from cardan.core.config.fallbacks import FALLBACKS
 from cardan.core.config.model import ModelConfig
 from cardan.core.config.parallel import ParallelConfig
 from cardan.core.config.plugins import PluginConfig
@@ -25,6 +26,13 @@ from cardan.core.config.scheduler import SchedulerConfig
 Section = TypeVar("Section")
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormatOption = Literal["auto", "rich", "plain", "json"]
+
+
+def unset(path: str) -> str:
+    """What happens to a setting that is not given, for its help."""
+    value = FALLBACKS[path]
+    shown = {True: "on", False: "off"}[value] if isinstance(value, bool) else f"{value}"
+    return f"Default: the platform's choice, else {shown}."
 
 
 def option(*names: str, help: str, **more: Any) -> Any:
@@ -132,7 +140,10 @@ class EngineOptions:
     ] = None
     enforce_eager: Annotated[
         bool | None,
-        option("--enforce-eager/--no-enforce-eager", help="Never capture graphs."),
+        option(
+            "--enforce-eager/--no-enforce-eager",
+            help=f"Never capture graphs. {unset('device.enforce_eager')}",
+        ),
     ] = None
     threads: Annotated[
         int | None,
@@ -146,7 +157,7 @@ class EngineOptions:
     ] = None
     block_size: Annotated[
         int | None,
-        option("--block-size", help="Tokens in a block. Default: the platform's."),
+        option("--block-size", help=f"Tokens in a block. {unset('cache.block_size')}"),
     ] = None
     kv_cache_memory_bytes: Annotated[
         int | None,
@@ -154,7 +165,8 @@ class EngineOptions:
             "--kv-cache-memory-bytes",
             parser=parse_bytes,
             metavar="SIZE",
-            help="Size of the KV cache, such as 2GiB or 500M.",
+            help="Size of the KV cache, such as 2GiB or 500M. Default: the platform's choice, else "
+            "a share of the memory.",
         ),
     ] = None
     memory_utilization: Annotated[
@@ -162,22 +174,24 @@ class EngineOptions:
         option(
             "--memory-utilization",
             "--gpu-memory-utilization",
-            help="Share of the free memory for the KV cache when no size is given. Default: "
-            f"{CacheConfig.__dataclass_fields__['memory_utilization'].default}.",
+            help="Share of the memory that the weights leave which the engine may take for the KV "
+            f"cache (and, where measured, its steps) if no size is given. "
+            f"{unset('cache.memory_utilization')}",
         ),
     ] = None
     kv_cache_dtype: Annotated[
         str | None,
         option(
             "--kv-cache-dtype",
-            help="auto (the model's), float32, bfloat16, float16 or int8. Default: auto.",
+            help="auto (the model's), float32, bfloat16, float16, int8 or, where the platform has "
+            "it, fp8. Default: auto.",
         ),
     ] = None
     enable_prefix_caching: Annotated[
         bool | None,
         option(
             "--enable-prefix-caching/--no-enable-prefix-caching",
-            help="Reuse the cache of equal prefixes. Default: on.",
+            help=f"Reuse the cache of equal prefixes. {unset('cache.enable_prefix_caching')}",
         ),
     ] = None
     max_num_seqs: Annotated[
@@ -186,7 +200,7 @@ class EngineOptions:
             "--max-num-seqs",
             parser=parse_count,
             metavar="COUNT",
-            help="Most sequences that run at once.",
+            help=f"Most sequences that run at once. {unset('scheduler.max_num_seqs')}",
         ),
     ] = None
     max_num_batched_tokens: Annotated[
@@ -195,14 +209,14 @@ class EngineOptions:
             "--max-num-batched-tokens",
             parser=parse_count,
             metavar="COUNT",
-            help="Token budget of one step.",
+            help=f"Token budget of one step. {unset('scheduler.max_num_batched_tokens')}",
         ),
     ] = None
     enable_chunked_prefill: Annotated[
         bool | None,
         option(
             "--enable-chunked-prefill/--no-enable-chunked-prefill",
-            help="Split prompts over steps. Default: on.",
+            help=f"Split prompts over steps. {unset('scheduler.enable_chunked_prefill')}",
         ),
     ] = None
     long_prefill_token_threshold: Annotated[
@@ -211,7 +225,8 @@ class EngineOptions:
             "--long-prefill-token-threshold",
             parser=parse_count,
             metavar="COUNT",
-            help="Most tokens of one prompt in one step. Default: the budget alone.",
+            help="Most tokens of one prompt in one step; 0: no such limit. "
+            f"{unset('scheduler.long_prefill_token_threshold')}",
         ),
     ] = None
     mixed_prefill_token_budget: Annotated[

@@ -1,39 +1,57 @@
 """Turns everybody's constraints into one configuration, and says who decided what."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from math import lcm
 from typing import Any, get_args
 
 from cardan.core.config.engine import EngineConfig
+from cardan.core.config.fallbacks import FALLBACKS
 from cardan.core.interfaces.constraints import Constraint, ConstraintOp, Severity
 from cardan.core.interfaces.errors import ConfigError, PluginError
 
 # How each operator reads in a message.
 _WORDS: dict[str, str] = {"==": "", "in": "one of ", "multiple_of": "a multiple of "}
 
+# Owners of settings that no constraint has set.
+USER = "user"
+DEFAULT = "default"
+
+# Operators that name values, rather than bounds of them.
+_LISTS = ("==", "in")
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A setting that the solver set: to what, on whose demand, why."""
+    """A setting: its value, whose it is, why."""
 
     path: str
     value: Any
     owner: str
-    reason: str
+    reason: str = ""
 
     def __str__(self) -> str:
-        return f"{self.path} = {self.value} ({self.owner}: {self.reason})"
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.path} = {self.value} ({self.owner}{why})"
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The configuration, the decisions that led to it, and preferences that were not followed."""
+    """The configuration, and how it came about.
+
+    Attributes:
+        config: with a value for each setting that the engine has one for.
+        decisions: what constraints have set.
+        unmet: preferences that were not followed.
+        settings: each setting that the engine has a value of its own for, with whose value it got
+            (``USER``, ``DEFAULT``, or the owners of constraints).
+    """
 
     config: EngineConfig
     decisions: tuple[Decision, ...] = ()
     unmet: tuple[Constraint, ...] = ()
+    settings: tuple[Decision, ...] = ()
 
     def __str__(self) -> str:
         lines = [str(decision) for decision in self.decisions]
@@ -44,6 +62,11 @@ class Resolved:
 @dataclass(frozen=True, slots=True)
 class _Choice:
     value: Any
+
+
+def say_settings(settings: Sequence[Decision]) -> str:
+    """Every setting, and whose value it is, in one line."""
+    return ", ".join(f"{item.path} {item.value} ({item.owner})" for item in settings)
 
 
 def owned_constraints(constraints: object, owner: str) -> tuple[Constraint, ...]:
@@ -69,22 +92,27 @@ def solve(
 ) -> Resolved:
     """The configuration that meets every ``require`` and as many ``prefer`` as possible.
 
-    A setting that is None or ``auto`` is open: requirements and preferences choose its value. A
-    setting at its default is moved by requirements only. Any other value, and the settings whose
-    paths are in ``explicit``, are the user's: a requirement that contradicts one is an error.
-    Preferences count in the order given. Where only bounds are known, the largest allowed value
-    is taken, or without an upper bound the smallest.
+    A setting that is None or ``auto`` is open: requirements and preferences choose its value, and
+    where they leave it open the engine's own is taken (``FALLBACKS``). A setting at another default
+    is moved by requirements only. Any other value, and the settings whose paths are in
+    ``explicit``, are the user's: a requirement that contradicts one is an error. Preferences count
+    in the order given. Where only bounds are known, the allowed value nearest to the engine's own
+    is taken; where it has none, the largest allowed, or without an upper bound the smallest.
 
     Raises:
         ConfigError: requirements contradict the user or each other; all owners are named.
-        PluginError: a constraint is malformed or its path is unknown; its owner is named.
+        PluginError: a constraint is malformed, its path is unknown, or it prefers a value for what
+            is never open; its owner is named.
     """
     by_path: dict[str, list[Constraint]] = {}
     known = _known_settings(config)
     for constraint in constraints:
         _check_wellformed(constraint, known)
         by_path.setdefault(constraint.path, []).append(constraint)
-    decisions: list[Decision] = []
+    for path in FALLBACKS:
+        by_path.setdefault(path, [])
+    start = config
+    decisions: dict[str, Decision] = {}
     unmet: list[Constraint] = []
     for path, wishes in by_path.items():
         value = config.get(path)
@@ -93,8 +121,15 @@ def solve(
         unmet += left_out
         if choice is not None and choice.value != value:
             config = config.with_value(path, choice.value)
-            decisions.append(_decision(path, choice.value, wishes, left_out))
-    return Resolved(config.check(), tuple(decisions), tuple(unmet))
+            decision = _decision(path, choice.value, wishes, left_out)
+            if decision is not None:
+                decisions[path] = decision
+    settings = tuple(
+        decisions.get(path)
+        or Decision(path, config.get(path), DEFAULT if _is_open(start.get(path)) else USER)
+        for path in FALLBACKS
+    )
+    return Resolved(config.check(), tuple(decisions.values()), tuple(unmet), settings)
 
 
 def _solve_setting(
@@ -114,31 +149,43 @@ def _solve_setting(
         if choice is None:
             raise ConfigError(_conflict(path, required))
         return choice, [wish for wish in preferred if not _allows(wish, choice.value)]
-    if _is_only_forbidden(required + preferred):
-        # The open value stands for none of them; whoever closes it knows the rest.
-        return None, []
-    if _is_only_forbidden(required):
-        choice = None
-    else:
-        choice = _choose(required, None)
-        if choice is None:
-            raise ConfigError(_conflict(path, required))
-    return _follow_preferences(required, preferred, choice)
+    return _solve_open(path, required, preferred)
 
 
-def _follow_preferences(
-    required: Sequence[Constraint], preferred: Sequence[Constraint], choice: _Choice | None
+def _solve_open(
+    path: str, required: Sequence[Constraint], preferred: Sequence[Constraint]
 ) -> tuple[_Choice | None, list[Constraint]]:
+    """As ``_solve_setting`` for a setting that the user left open."""
+    own = FALLBACKS.get(path)
+    choice = _close(required, own)
+    if choice is None and not _is_only_forbidden(required):
+        raise ConfigError(_conflict(path, required))
     followed = list(required)
     left_out = []
     for wish in preferred:
-        narrower = _choose([*followed, wish], None)
+        narrower = _close([*followed, wish], own)
         if narrower is None:
             left_out.append(wish)
         else:
             followed.append(wish)
             choice = narrower
-    return choice, left_out
+    if choice is None:
+        raise ConfigError(_conflict(path, required))
+    return (None if choice.value is None else choice), left_out
+
+
+def _close(wishes: Sequence[Constraint], own: Any) -> _Choice | None:
+    """A value for an open setting, of which the engine's is ``own``; None: there is none.
+
+    Where values are only forbidden and the engine has none of its own, the setting stays open
+    (None): whoever closes it knows the rest.
+    """
+    if own is None and _is_only_forbidden(wishes):
+        return _Choice(None)
+    is_listed = any(wish.op in _LISTS for wish in wishes)
+    if own is not None and not is_listed and all(_allows(wish, own) for wish in wishes):
+        return _Choice(own)
+    return _choose(wishes, own)
 
 
 def _choose(wishes: Sequence[Constraint], current: Any) -> _Choice | None:
@@ -220,7 +267,7 @@ def _default(setting: "Field[Any]") -> Any:
     return setting.default
 
 
-def _check_wellformed(constraint: Constraint, known: Collection[str]) -> None:
+def _check_wellformed(constraint: Constraint, known: Mapping[str, Any]) -> None:
     owner = constraint.owner or "an unnamed owner"
     if constraint.path not in known:
         near = get_close_matches(constraint.path, known, 1)
@@ -231,6 +278,13 @@ def _check_wellformed(constraint: Constraint, known: Collection[str]) -> None:
     if constraint.severity not in get_args(Severity):
         raise PluginError(
             f"{owner} constrains {constraint.path} with unknown severity {constraint.severity!r}"
+        )
+    default = known[constraint.path]
+    if constraint.severity == "prefer" and not _is_open(default):
+        what = "has no default" if default is MISSING else f"is {default!r} where nobody sets it"
+        raise PluginError(
+            f"{owner} prefers a value of {constraint.path}, but that is never left open (it "
+            f"{what}); it can only be required"
         )
     if constraint.op == "multiple_of" and (
         not isinstance(constraint.value, int) or constraint.value < 1
@@ -283,9 +337,11 @@ def _conflict(path: str, required: Sequence[Constraint]) -> str:
 
 def _decision(
     path: str, value: Any, wishes: Sequence[Constraint], left_out: Sequence[Constraint]
-) -> Decision:
-    """Owners and reasons of all that had a say in the value."""
+) -> Decision | None:
+    """Owners and reasons of all that had a say in the value; None: it is the engine's own."""
     heard = [wish for wish in wishes if all(wish is not other for other in left_out)]
+    if value == FALLBACKS.get(path) and not any(wish.op in _LISTS for wish in heard):
+        return None
     owners = dict.fromkeys(wish.owner or "an unnamed owner" for wish in heard)
     reasons = dict.fromkeys(wish.reason for wish in heard if wish.reason)
     return Decision(path, value, ", ".join(owners), "; ".join(reasons))

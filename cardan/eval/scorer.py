@@ -127,6 +127,7 @@ def _for_scoring(config: EngineConfig) -> EngineConfig:
     """One window at a time, in chunks."""
     config = config.with_value("scheduler.max_num_seqs", 1)
     scheduling = config.scheduler
-    if scheduling.enable_chunked_prefill and not scheduling.long_prefill_token_threshold:
+    is_chunked = scheduling.enable_chunked_prefill is not False
+    if is_chunked and not scheduling.long_prefill_token_threshold:
         config = config.with_value("scheduler.long_prefill_token_threshold", CHUNK)
     return config

@@ -15,8 +15,13 @@ class Qwen3ForCausalLM(DecoderForCausalLM):
 
     @classmethod
     def read_config(cls, config: ConfigReader) -> DecoderConfig:
-        bias = config.flag("attention_bias", False)
-        attention = replace(
-            read_attention(config, _HEAD_DIM), qkv_bias=bias, output_bias=bias, head_norm=True
-        )
-        return read_qwen(config, attention)
+        return read_qwen3(config)
+
+
+def read_qwen3(config: ConfigReader) -> DecoderConfig:
+    """What Qwen 3 and its mixtures of experts share."""
+    bias = config.flag("attention_bias", False)
+    attention = replace(
+        read_attention(config, _HEAD_DIM), qkv_bias=bias, output_bias=bias, head_norm=True
+    )
+    return read_qwen(config, attention)

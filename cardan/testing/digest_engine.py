@@ -8,6 +8,7 @@ import time
 
 from cardan.core.config.cache import CacheConfig
 from cardan.core.config.engine import EngineConfig
+from cardan.core.config.fallbacks import with_fallbacks
 from cardan.core.config.model import ModelConfig
 from cardan.core.config.scheduler import SchedulerConfig
 from cardan.core.discovery import POLICIES, Discovery
@@ -47,11 +48,15 @@ class DigestEngine:
         max_model_len: int = 256,
     ) -> None:
         """``settings`` are of the executor tier and the digest model; ``budget`` tokens a step."""
-        self.config = EngineConfig(
-            model=ModelConfig(model="digest"),
-            cache=CacheConfig(block_size=BLOCK_SIZE),
-            scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget),
+        self.config = with_fallbacks(
+            EngineConfig(
+                model=ModelConfig(model="digest"),
+                cache=CacheConfig(block_size=BLOCK_SIZE),
+                scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget),
+            )
         )
+        self._max_num_seqs = max_num_seqs
+        self._budget = budget
         self._max_model_len = max_model_len
         self.device, self.executor = _open(settings, self.config)
         self.executor.load(_summary(max_model_len), None)
@@ -75,7 +80,6 @@ class DigestEngine:
 
     def parts(self) -> EngineParts:
         """For a client, which closes the device in the end."""
-        scheduling = self.config.scheduler
         info = EngineInfo(
             model="digest",
             architecture="Digest",
@@ -84,8 +88,8 @@ class DigestEngine:
             dtype="float32",
             vocab_size=VOCAB_SIZE,
             max_model_len=self._max_model_len,
-            max_num_seqs=scheduling.max_num_seqs,
-            max_num_batched_tokens=scheduling.max_num_batched_tokens,
+            max_num_seqs=self._max_num_seqs,
+            max_num_batched_tokens=self._budget,
             max_logprobs=0,
             block_size=BLOCK_SIZE,
             num_blocks=self.cache.config.num_blocks,

@@ -43,6 +43,12 @@ _GEMMA3_ROPE: dict[str, Any] = {
 }
 _WIDE_GEMMA: dict[str, Any] = {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 8}
 
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
+
 # Name -> (model_type, what differs from the sizes above).
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -93,6 +99,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {"head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [1], **_EXPERTS},
+    ),
+    "qwen3_moe_sparse_step": ("qwen3_moe", {"head_dim": 24, "decoder_sparse_step": 2, **_EXPERTS}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "gemma2": ("gemma2", {**_WIDE_GEMMA, "tie_word_embeddings": True}),
     "gemma2_strong_caps": (
         "gemma2",

@@ -20,8 +20,10 @@ from cardan.models.gemma2 import Gemma2ForCausalLM
 from cardan.models.gemma3 import Gemma3ForCausalLM
 from cardan.models.llama import LlamaForCausalLM
 from cardan.models.mistral import MistralForCausalLM
+from cardan.models.mixtral import MixtralForCausalLM
 from cardan.models.qwen2 import Qwen2ForCausalLM
 from cardan.models.qwen3 import Qwen3ForCausalLM
+from cardan.models.qwen3_moe import Qwen3MoeForCausalLM
 
 ARCHITECTURES: dict[str, type[CausalLM]] = {
     cls.__name__: cls
@@ -30,6 +32,8 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
         MistralForCausalLM,
         Qwen2ForCausalLM,
         Qwen3ForCausalLM,
+        Qwen3MoeForCausalLM,
+        MixtralForCausalLM,
         Gemma2ForCausalLM,
         Gemma3ForCausalLM,
     )

@@ -5,6 +5,9 @@ from collections import Counter, deque
 import numpy as np
 from scheduler_device import EOS, FAILURE, FakeDevice, reference
 
+from cardan.core.config.engine import EngineConfig
+from cardan.core.config.fallbacks import with_fallbacks
+from cardan.core.config.model import ModelConfig
 from cardan.core.config.scheduler import SchedulerConfig
 from cardan.core.kvcache.manager import KVCacheManager
 from cardan.core.scheduler.intake import Intake
@@ -63,7 +66,9 @@ class Sim:
         kv = kv_config(num_blocks, block_size, num_groups)
         max_model_len = kv.num_tokens if max_model_len is None else max_model_len
         config.setdefault("max_num_seqs", 8)
-        self.config = SchedulerConfig(max_num_batched_tokens=budget, policy=policy, **config)
+        section = SchedulerConfig(max_num_batched_tokens=budget, policy=policy, **config)
+        whole = EngineConfig(model=ModelConfig(model="none"), scheduler=section)
+        self.config = with_fallbacks(whole).scheduler
         self.cache = KVCacheManager(kv, prefix_caching)
         policies = {"fcfs": FirstComePolicy, "priority": PriorityPolicy}
         self.policy = policies[policy]() if isinstance(policy, str) else policy

@@ -4,19 +4,25 @@ import io
 import json
 import subprocess
 import sys
+from typing import get_type_hints
 
 import pytest
 import typer
 
 from cardan.cli import main as cli_main
 from cardan.cli.console import usage_message
+from cardan.cli.device_diagnosis import unset_settings
 from cardan.cli.main import main
+from cardan.cli.options import EngineOptions
 from cardan.cli.values import parse_bytes, parse_count, parse_model_len
 from cardan.core.config.engine import EngineConfig
+from cardan.core.config.fallbacks import FALLBACKS
 from cardan.core.config.model import ModelConfig
 from cardan.core.config.server import ServerConfig
+from cardan.core.interfaces.constraints import Constraint
 from cardan.core.observability.logging import reset_logging
 from cardan.core.types.errors import ConfigError, EngineDeadError
+from cardan.platforms.cpu.platform import CpuPlatform
 
 
 @pytest.fixture(autouse=True)
@@ -367,6 +373,31 @@ def test_other_errors_are_no_usage_errors():
 def test_help(capsys, command):
     assert main(command) == 0
     assert "Usage: cardan" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", FALLBACKS)
+def test_help_says_what_becomes_of_settings_that_are_left_out(path):
+    hints = get_type_hints(EngineOptions, include_extras=True)
+    (option,) = hints[path.partition(".")[2]].__metadata__
+    own = FALLBACKS[path]
+    own = ("off", "on")[own] if isinstance(own, bool) else own
+    assert f"Default: the platform's choice, else {own}." in option.help
+
+
+def test_doctor_says_whose_values_settings_have():
+    platform = CpuPlatform()
+    (info,) = platform.devices()
+    found = unset_settings(
+        platform,
+        info,
+        lambda config: [Constraint("scheduler.max_num_seqs", "<=", 9, "small", owner="plugin p")],
+    )
+    settings = {item.path: (item.value, item.owner) for item in found}
+    assert settings["scheduler.max_num_seqs"] == (9, "plugin p")
+    assert settings["scheduler.max_num_batched_tokens"] == (2048, "default")
+    assert settings["cache.block_size"] == (16, "platform cpu")
+    assert settings["model.dtype"][1] == "platform cpu"
+    assert settings.keys() >= FALLBACKS.keys()
 
 
 def test_version(capsys):

@@ -24,6 +24,9 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
     "sliding_window": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
 }
 
 

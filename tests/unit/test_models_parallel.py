@@ -9,7 +9,15 @@ from cardan.models.layers.sharding import Span, kv_head_span, vocab_span
 from cardan.testing.tiny_models import VOCAB_SIZE, make_tiny_model, prompt_ids
 
 # Biases after sums, replicated kv heads (4 ranks, 2 or 1 of them), head norms, tied and untied.
-PARALLEL = ["llama_tied_biased", "llama_yarn", "qwen2_windows", "qwen3_windows", "gemma2", "gemma3"]
+PARALLEL = [
+    "llama_tied_biased",
+    "llama_yarn",
+    "qwen2_windows",
+    "qwen3_windows",
+    "qwen3_moe",
+    "gemma2",
+    "gemma3",
+]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -1,6 +1,8 @@
 """Who serves an operation: order, pins, refusals, self-checks, and the explanation of it all."""
 
 import logging
+from dataclasses import replace
+from types import SimpleNamespace
 
 import ops_fixtures
 import pytest
@@ -10,6 +12,7 @@ from cardan.core.interfaces.errors import ConfigError, PluginError
 from cardan.core.interfaces.kernels import Needs, OpSpec, Provider, Tolerance
 from cardan.core.ops.catalogue import CATALOGUE
 from cardan.core.ops.registry import KernelRegistry
+from cardan.core.ops.self_check import LoadedKernel, self_check
 
 USE = {"dtype": "float32", "hidden": 64}
 
@@ -237,3 +240,31 @@ def test_what_says_that_it_is_not_supported_is_passed_over_quietly(caplog):
         ("test.absent", ("there is no compiler",))
     ]
     assert not caplog.records
+
+
+def test_checks_run_with_the_device_as_the_current_one(monkeypatch):
+    """Kernels that are not torch's are launched there, wherever their tensors are."""
+    current = []
+
+    class Current:
+        def __init__(self, device):
+            self.device = device
+
+        def __enter__(self):
+            current.append(self.device)
+
+        def __exit__(self, *exc):
+            current.pop()
+
+    seen = []
+
+    def make_inputs(dtype, device, seed):
+        seen.extend(current)
+        return []
+
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(device=Current))
+    op = replace(CATALOGUE[0], make_inputs=make_inputs)
+    provider = Provider(op=op.name, name="a.b", load="x:y")
+    device = torch.device("meta", 1)
+    self_check(op, provider, LoadedKernel(op.body), "float32", {}, device, ())
+    assert (seen, current) == ([device], [])

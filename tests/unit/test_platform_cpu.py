@@ -8,6 +8,7 @@ import pytest
 
 from cardan.core.config.engine import EngineConfig
 from cardan.core.config.model import ModelConfig
+from cardan.core.constraint_solver import solve
 from cardan.core.interfaces.errors import ConfigError
 from cardan.core.interfaces.version import contract_refusal
 from cardan.platforms.cpu import platform as cpu_platform
@@ -200,6 +201,18 @@ def test_constraints_name_real_settings(machine):
     assert next(c for c in more if c.path == "parallel.tensor_parallel_size").value == 6
     assert constraints["cache.block_size"].value == 16
     assert constraints["model.dtype"].value == "float32"
+    solved = solve(config, tuple(constraints.values())).config
+    assert (solved.scheduler.max_num_seqs, solved.scheduler.max_num_batched_tokens) == (128, 2048)
+    assert solved.cache.memory_utilization == 0.4
+    assert solved.cache.kv_cache_memory_bytes == constraints["cache.kv_cache_memory_bytes"].value
+
+
+def test_a_share_of_the_memory_that_the_user_asks_for_is_not_overruled(machine):
+    platform = CpuPlatform(machine({"proc/cpuinfo": EPYC.format("")}))
+    config = EngineConfig(model=ModelConfig(model="m")).with_value("cache.memory_utilization", 0.1)
+    solved = solve(config, tuple(platform.constrain(config, platform.devices()[0]))).config
+    assert solved.cache.memory_utilization == 0.1
+    assert solved.cache.kv_cache_memory_bytes is None
 
 
 def test_child_environment_leaves_the_users_alone(machine, monkeypatch):

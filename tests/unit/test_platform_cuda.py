@@ -1,6 +1,5 @@
 """The platform for NVIDIA's GPUs on a machine without one: drivers are made up."""
 
-import ctypes
 import subprocess
 import sys
 
@@ -12,7 +11,6 @@ from cardan.core.constraint_solver import owned_constraints, solve
 from cardan.core.interfaces.capabilities import DeviceInfo
 from cardan.core.interfaces.version import contract_refusal
 from cardan.core.types.model import ModelSummary
-from cardan.platforms.cuda import nvml
 from cardan.platforms.cuda.nvml import DriverError, DriverFacts, GpuFacts, visible_gpus
 from cardan.platforms.cuda.platform import CudaPlatform
 
@@ -154,6 +152,19 @@ def test_constraints_are_solvable_and_leave_the_user_alone(platform):
     assert {wish.severity for wish in wishes} == {"prefer"}
 
 
+@pytest.mark.parametrize(("memory", "num_seqs"), [(24 * GIB, 256), (80 * GIB, 512)])
+def test_preferences_hold_where_the_user_says_nothing(platform, memory, num_seqs):
+    found = platform(facts(gpu(0, memory=memory)))
+    config = EngineConfig(model=ModelConfig(model="demo"))
+    wishes = owned_constraints(found.constrain(config, found.devices()[0]), "platform cuda")
+    solved = solve(config, wishes).config
+    assert solved.scheduler.max_num_seqs == num_seqs
+    assert solved.scheduler.max_num_batched_tokens == 8192
+    assert solved.cache.memory_utilization == 0.9
+    config = config.with_value("scheduler.max_num_seqs", 128)
+    assert solve(config, wishes).config.scheduler.max_num_seqs == 128
+
+
 def test_shapes_cover_decode_steps_without_padding_tokens(platform):
     found = platform(facts(gpu(0)))
     model = ModelSummary(
@@ -199,126 +210,3 @@ def test_opening_a_gpu_that_torch_does_not_see():
     )
     with pytest.raises(PluginError, match="does not see H200"):
         open_device(info, Capabilities())
-
-
-# -- NVML --------------------------------------------------------------------------------------
-
-
-class ErrorString:
-    """``nvmlErrorString``, whose result's type is set by its caller."""
-
-    restype = None
-
-    def __call__(self, code):
-        return {9: b"Driver Not Loaded", 15: b"GPU is lost"}.get(code, b"Unknown Error")
-
-
-class FakeNvml:
-    """NVML with one GPU; functions named in ``refusing`` return their codes."""
-
-    def __init__(self, **refusing):
-        self.refusing = refusing
-        self.sessions = 0
-        self.nvmlErrorString = ErrorString()
-
-    def nvmlInit_v2(self):
-        self.sessions += 1
-        return self.refusing.get("nvmlInit_v2", 0)
-
-    def nvmlShutdown(self):
-        self.sessions -= 1
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, count):
-        count._obj.value = 1
-        return 0
-
-    def nvmlSystemGetCudaDriverVersion_v2(self, version):
-        version._obj.value = 13020
-        return 0
-
-    def nvmlSystemGetDriverVersion(self, text, size):
-        text.value = b"580.159.04"
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):
-        return self.refusing.get("nvmlDeviceGetHandleByIndex_v2", 0)
-
-    def nvmlDeviceGetName(self, handle, text, size):
-        text.value = b"NVIDIA H200"
-        return 0
-
-    def nvmlDeviceGetUUID(self, handle, text, size):
-        text.value = b"GPU-1234"
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, handle, memory):
-        memory._obj.total = 150754820096
-        return 0
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle, major, minor):
-        major._obj.value, minor._obj.value = 9, 0
-        return 0
-
-
-def test_nvml_is_asked_and_left():
-    library = FakeNvml()
-    found = nvml.ask_driver(lambda: library)
-    assert found == DriverFacts(
-        "580.159.04",
-        (13, 2),
-        (GpuFacts(0, "NVIDIA H200", "GPU-1234", 150754820096, (9, 0)),),
-    )
-    assert library.sessions == 0
-
-
-def test_refusals_of_nvml_are_explained():
-    library = FakeNvml(nvmlDeviceGetHandleByIndex_v2=15)
-    with pytest.raises(DriverError, match="cannot read device 0: GPU is lost"):
-        nvml.ask_driver(lambda: library)
-    assert library.sessions == 0
-    with pytest.raises(DriverError) as caught:
-        nvml.ask_driver(lambda: FakeNvml(nvmlInit_v2=9))
-    assert caught.value.is_absent
-
-
-def answering(monkeypatch, text="", code=0, errors=""):
-    """Let the process that asks NVML answer so."""
-    monkeypatch.setattr(nvml, "load_library", lambda: ctypes.CDLL(None))
-
-    def run(command, **options):
-        assert command[-1] == nvml.__file__
-        return subprocess.CompletedProcess(command, code, text.encode(), errors.encode())
-
-    monkeypatch.setattr(subprocess, "run", run)
-
-
-def test_answers_travel_between_processes(monkeypatch):
-    answering(monkeypatch, nvml.answer(FakeNvml))
-    assert nvml.driver_facts() == nvml.ask_driver(FakeNvml)
-    answering(monkeypatch, nvml.answer(lambda: FakeNvml(nvmlInit_v2=9)))
-    with pytest.raises(DriverError, match="Driver Not Loaded") as caught:
-        nvml.driver_facts()
-    assert caught.value.is_absent
-
-
-def test_a_process_that_dies_or_hangs_is_a_refusal(monkeypatch):
-    answering(monkeypatch, code=-11, errors="boom\nSegmentation fault\n")
-    with pytest.raises(DriverError, match="ends with -11 and says Segmentation fault"):
-        nvml.driver_facts()
-
-    def hang(command, **options):
-        raise subprocess.TimeoutExpired(command, options["timeout"])
-
-    monkeypatch.setattr(subprocess, "run", hang)
-    with pytest.raises(DriverError, match="does not answer"):
-        nvml.driver_facts()
-
-
-def test_no_library_is_no_driver(monkeypatch):
-    def load():
-        raise OSError("libnvidia-ml.so.1: cannot open shared object file")
-
-    monkeypatch.setattr(nvml, "load_library", load)
-    with pytest.raises(OSError, match="cannot open"):
-        nvml.driver_facts()

@@ -19,7 +19,7 @@ TARGETS = {
 }
 EVERY_RUN = ("sm_90", "gfx942")
 # Products of matrices; all other kernels do without.
-WITH_PRODUCTS = {"decode_kernel", "ragged_kernel"}
+WITH_PRODUCTS = {"decode_kernel", "ragged_kernel", "grouped_kernel"}
 
 
 @pytest.mark.slow

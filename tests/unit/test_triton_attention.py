@@ -7,7 +7,9 @@ import pytest
 import torch
 from triton_interpreter import interpreted, interpreting
 
+from cardan.core.interfaces.attention import KVLayout, LayerParams
 from cardan.core.interfaces.capabilities import Capabilities, DeviceInfo
+from cardan.core.interfaces.errors import UnsupportedError
 from cardan.core.interfaces.torch_device import TorchDevice
 from cardan.platforms.cpu.platform import CpuPlatform
 from cardan.platforms.shared.triton.attention_tuning import (
@@ -18,9 +20,10 @@ from cardan.platforms.shared.triton.attention_tuning import (
     ragged_tuning,
 )
 from cardan.testing.conformance.attention_bench import AttentionBench, LayerCase
+from cardan.testing.conformance.attention_truth import attend_row
 from cardan.testing.conformance.paged_batches import Geometry, PagedBatch
 
-INFO = DeviceInfo(platform="test", index=0, name="test", arch="test")
+INFO = DeviceInfo(platform="test", index=0, name="test", arch="sm_90")
 PLAIN = Geometry(heads=4, kv_heads=2, k_dim=32, v_dim=32, block_size=16)
 MIXED = [(1, 40), (5, 5), (1, 1), (20, 33), (3, 70)]
 LONG = [(1, 600), (1, 3)]
@@ -67,15 +70,127 @@ def test_features(bench, features):
         {"heads": 2, "kv_heads": 2},
         {"heads": 6, "kv_heads": 2},
         {"heads": 5, "kv_heads": 1},
+        {"heads": 16, "kv_heads": 1},
+        {"heads": 21, "kv_heads": 3},
         {"k_dim": 80, "v_dim": 80},
         {"k_dim": 48, "v_dim": 16},
         {"block_size": 1},
-        {"block_size": 64},
+        {"block_size": 256},
+        {"kv_dtype": "int8"},
+        {"kv_dtype": "int8", "dtype": "bfloat16", "k_dim": 20, "v_dim": 36},
+        {"kv_dtype": "int8", "dtype": "float16", "heads": 3, "kv_heads": 1},
+        {"kv_dtype": "float8_e4m3"},
+        {"kv_dtype": "float8_e4m3", "dtype": "bfloat16", "block_size": 1},
+        {"kv_dtype": "float8_e4m3", "dtype": "float16", "k_dim": 48, "v_dim": 16},
     ],
     ids=str,
 )
 def test_geometries(bench, changes):
     check(bench, LayerCase(geometry=replace(PLAIN, **changes)), MIXED)
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3"])
+def test_short_caches_with_all_features(bench, kv_dtype):
+    case = replace(LayerCase(geometry=replace(PLAIN, kv_dtype=kv_dtype)), **FEATURES["all"])
+    for rows in (MIXED, LONG):
+        check(bench, case, rows, order=2, padding=3, drop_before=case.window)
+
+
+def test_int8_values_far_from_unit_size(bench):
+    """Scales that float16 cannot hold, beside weights that it can."""
+    geometry = replace(PLAIN, dtype="float16", kv_dtype="int8")
+    batch = PagedBatch(geometry, [(1, 1), (6, 6)], 5, bench.placement(geometry))
+    for parts in (batch.keys, batch.values):
+        parts[:] = [part * 2e-5 for part in parts]
+    out, _ = run(bench, batch, LayerParams(scale=1.0))
+    want, _ = batch.truth(LayerParams(scale=1.0))
+    np.testing.assert_allclose(out.double().numpy(), want, rtol=2e-2, atol=2e-7)
+
+
+def run(bench, batch, layer, lse=False):
+    with interpreting():
+        return bench.run(batch, layer, lse)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float16", "int8"])
+def test_prompts_see_what_the_cache_made_of_their_keys(bench, kv_dtype):
+    """As later steps and other chunks of the same prompt do."""
+    geometry = replace(PLAIN, kv_dtype=kv_dtype)
+    batch = PagedBatch(geometry, [(40, 40)], 5, bench.placement(geometry))
+    for parts in (batch.keys, batch.values):
+        parts[:] = [torch.randn(part.shape) for part in parts]
+    layer = LayerParams(scale=0.3)
+    out, _ = run(bench, batch, layer)
+    np.testing.assert_allclose(out.double().numpy(), batch.truth(layer)[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "scales"),
+    [([(1, 70), (1, 5), (1, 1)], (1, 2)), (MIXED, (2, 1)), ([(0, 3), (2, 5), (0, 0)], (1, 1))],
+)
+def test_scales_of_a_layer(bench, rows, scales):
+    """Of all heads, or of each; the cache has what they multiply."""
+    generator = torch.Generator().manual_seed(3)
+    k_scale, v_scale = (torch.rand(count, generator=generator) + 0.5 for count in scales)
+    geometry = replace(PLAIN, kv_dtype="float8_e4m3")
+    batch = PagedBatch(geometry, rows, 5, bench.placement(geometry))
+    layer = LayerParams(scale=0.2, softcap=3.0, k_scale=k_scale, v_scale=v_scale)
+    out, _ = run(bench, batch, layer)
+    plain = LayerParams(scale=0.2, softcap=3.0)
+    want = [
+        attend_row(q[len(q) - count :], k * k_scale[:, None], v * v_scale[:, None], plain)[0]
+        for q, k, v, (count, _) in zip(batch.queries, batch.keys, batch.values, rows, strict=True)
+    ]
+    np.testing.assert_allclose(out.double().numpy(), np.concatenate(want), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "rows", [[(1, 40), (1, 3)], [(3, 9), (1, 40)], [(0, 0), (0, 0)], [(0, 2), (1, 40)]], ids=str
+)
+def test_tokens_of_no_row_yield_zeros(bench, rows, monkeypatch):
+    module = interpreted("attention")
+    monkeypatch.setattr(
+        module.torch, "empty", lambda *shape, **more: torch.full(_shape(shape), torch.nan, **more)
+    )
+    batch = PagedBatch(PLAIN, rows, 5, bench.placement(PLAIN, padding=5))
+    backend = bench.build(PLAIN, batch.placement.layout)
+    plan = backend.plan(batch.batch)
+    with interpreting():
+        backend.write(batch.packed(batch.keys), batch.packed(batch.values), batch.cache, plan)
+        q = batch.packed(batch.queries)
+        out = backend.run(q, batch.cache, plan, LayerParams(scale=0.2))
+    assert out.isfinite().all()
+    assert not out[batch.num_query_tokens :].any()
+
+
+def _shape(shape):
+    return shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+
+
+def test_sums_and_tables_of_any_strides(bench):
+    batch = PagedBatch(PLAIN, MIXED, 5, bench.placement(PLAIN))
+    backend = bench.build(PLAIN, batch.placement.layout)
+    table = batch.batch.block_table
+    batch.batch.block_table = torch.stack((table, table + 1), 2)[..., 0]
+    layer = LayerParams(scale=0.2, sinks=torch.stack((torch.zeros(4), torch.ones(4)), 1)[:, 1])
+    sums = torch.zeros(PLAIN.heads, batch.num_query_tokens).T
+    with interpreting():
+        out = batch.run(backend, layer, sums)
+    want, want_sums = batch.truth(layer)
+    np.testing.assert_allclose(out.double().numpy(), want, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(sums.double().numpy(), want_sums, atol=1e-5, rtol=1e-5)
+
+
+def test_windows_beyond_what_kernels_count_in(bench):
+    case = LayerCase(geometry=PLAIN, window=2**40)
+    check(bench, case, [(1, 40), (5, 30)])
+
+
+def test_steps_of_one_token_a_row_are_no_prompts(bench):
+    """Nothing is kept of them, whatever their lengths."""
+    batch = PagedBatch(PLAIN, [(1, 1), (1, 1)], 0, bench.placement(PLAIN)).batch
+    plan = bench.build(PLAIN, bench.placement(PLAIN).layout).plan(batch)
+    assert not plan.is_fresh
 
 
 @pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16"}, {"heads": 6}], ids=str)
@@ -118,7 +233,8 @@ def test_parts_are_counted_from_zero_again(bench):
         ({"kind": "mla"}, "kind mla"),
         ({"tree_mask": True}, "tree"),
         ({"dtype": "float64"}, "dtype float64"),
-        ({"kv_dtype": "int8"}, "cache dtype int8"),
+        ({"kv_dtype": "float8_e5m2"}, "cache dtype float8_e5m2 is not among float32"),
+        ({"num_heads": 5}, "5 heads are no multiple of 2"),
         ({"k_head_dim": 512}, "longer than 256"),
     ],
 )
@@ -128,6 +244,35 @@ def test_refusals(changes, reason):
     assert reason in " ".join(verdict.reasons)
 
 
+def test_float8_is_for_devices_that_convert_it():
+    backend = interpreted("attention").TritonAttention
+    need = replace(PLAIN.need, kv_dtype="float8_e4m3")
+    found = {
+        arch: bool(backend.accepts(need, replace(INFO, arch=arch)))
+        for arch in ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120", "gfx90a", "gfx942", "gfx950")
+    }
+    assert [arch for arch, accepted in found.items() if not accepted] == [
+        "sm_80",
+        "sm_86",
+        "gfx90a",
+    ]
+    verdict = backend.accepts(need, replace(INFO, arch="sm_80"))
+    assert "float8_e4m3 is not among float32, bfloat16, float16, int8 on sm_80" in str(verdict)
+
+
+def test_unknown_features_and_caches_are_refused(bench):
+    layout = bench.placement(PLAIN).layout
+    batch = PagedBatch(PLAIN, [(1, 1)], 0, bench.placement(PLAIN)).batch
+    batch.features = frozenset({"tree_mask"})
+    with pytest.raises(UnsupportedError, match="cannot honour tree_mask"):
+        bench.build(PLAIN, layout).plan(batch)
+    with pytest.raises(UnsupportedError, match="no opaque cache"):
+        bench.build(PLAIN, KVLayout(opaque=True))
+    spec = replace(replace(PLAIN, kv_dtype="int8").spec, scale_bytes=2)
+    with pytest.raises(UnsupportedError, match="int8 cache with scales of 2 bytes"):
+        bench.backend(spec, layout, bench.device)
+
+
 def test_captured_steps_are_accepted():
     backend = interpreted("attention").TritonAttention
     assert backend.accepts(replace(PLAIN.need, captured=True), INFO)
@@ -135,7 +280,7 @@ def test_captured_steps_are_accepted():
 
 @pytest.mark.parametrize("shared", [64 << 10, 99 << 10, 227 << 10])
 @pytest.mark.parametrize("dim", [16, 64, 128, 256])
-@pytest.mark.parametrize("num_bytes", [2, 4])
+@pytest.mark.parametrize("num_bytes", [1, 2, 4])
 @pytest.mark.parametrize("group", [1, 3, 8, 32])
 def test_tiles_fit(shared, dim, num_bytes, group):
     """Keys and values under way, and the queries beside them, fit into what threads share."""

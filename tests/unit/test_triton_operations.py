@@ -4,7 +4,7 @@ import pytest
 import torch
 from triton_interpreter import interpreted, interpreting
 
-from cardan.core.interfaces.kernels import Case
+from cardan.core.interfaces.kernels import Case, check_needs
 from cardan.core.ops.catalogue import CATALOGUE
 from cardan.core.ops.compare import compare_case
 from cardan.platforms.shared.triton.providers import TRITON_PROVIDERS
@@ -41,6 +41,16 @@ def test_agrees_with_definition(provider, dtype):
         check(provider.op, dtype, *case.args)
 
 
+def test_promises():
+    """Few rows have products of their own; the search counts in ten bits."""
+    traits = {provider.op: provider.traits for provider in TRITON_PROVIDERS}
+    varying = {op for op, words in traits.items() if "batch_invariant" not in words}
+    assert varying == {"linear", "expert_mlp"}
+    choose = next(item for item in TRITON_PROVIDERS if item.op == "choose_tokens")
+    assert check_needs(choose.needs, (), {"dtype": "float32", "vocab_size": 262208})
+    assert not check_needs(choose.needs, (), {"dtype": "float32", "vocab_size": 1 << 23})
+
+
 def test_providers_are_of_this_version():
     versions = {provider.op: provider.version for provider in TRITON_PROVIDERS}
     assert versions == {name: OPS[name].version for name in versions}
@@ -75,6 +85,8 @@ def test_rotation_of_heads_in_a_wider_tensor():
     positions = torch.tensor([9, 0, 3, 3])
     args = (wide[:, :5], wide[:, 5:7])
     check("rotary_embedding", "float32", *args, table, positions)
+    wider = torch.cat((table, angles), dim=1)[:, :16]
+    check("rotary_embedding", "float32", *args, wider, positions)
     weights = (normal(16, seed=2), normal(16, seed=3))
     check("qk_norm_rope", "float32", *args, *weights, 1e-6, table, positions)
 

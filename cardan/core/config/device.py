@@ -7,6 +7,9 @@ from dataclasses import dataclass
 class DeviceConfig:
     """Settings of the device.
 
+    None leaves ``enforce_eager`` open: the platform may choose, else the engine does
+    (``cardan.core.config.fallbacks``).
+
     Attributes:
         platform: platform name, optionally with device indices (``name:0,1``); None selects the
             best one present.
@@ -20,6 +23,6 @@ class DeviceConfig:
     platform: str | None = None
     kernels: tuple[str, ...] = ()
     attention_backend: str | None = None
-    enforce_eager: bool = False
+    enforce_eager: bool | None = None
     strict_kernels: bool = False
     num_threads: int | None = None

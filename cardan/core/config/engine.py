@@ -70,10 +70,9 @@ class EngineConfig:
         _at_least("scheduler.async_depth", self.scheduler.async_depth, 0)
         _at_least("device.num_threads", self.device.num_threads, 1)
         _at_least("parallel.tensor_parallel_size", self.parallel.tensor_parallel_size, 1)
-        if not 0.0 < self.cache.memory_utilization <= 1.0:
-            raise ConfigError(
-                f"cache.memory_utilization must be in (0, 1], got {self.cache.memory_utilization}"
-            )
+        share = self.cache.memory_utilization
+        if share is not None and not 0.0 < share <= 1.0:
+            raise ConfigError(f"cache.memory_utilization must be in (0, 1], got {share}")
         return self
 
 

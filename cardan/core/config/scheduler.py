@@ -7,6 +7,9 @@ from dataclasses import dataclass
 class SchedulerConfig:
     """Settings of the scheduler.
 
+    None leaves the first four open: the platform may choose, else the engine does
+    (``cardan.core.config.fallbacks``).
+
     Attributes:
         max_num_seqs: most sequences that run at once; each owns a row.
         max_num_batched_tokens: token budget of one step.
@@ -23,10 +26,10 @@ class SchedulerConfig:
         async_depth: steps planned ahead of the device; None: what the platform supports.
     """
 
-    max_num_seqs: int = 128
-    max_num_batched_tokens: int = 2048
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enable_chunked_prefill: bool | None = None
+    long_prefill_token_threshold: int | None = None
     mixed_prefill_token_budget: int | None = None
     policy: str = "fcfs"
     max_num_queued_reqs: int | None = None

@@ -6,7 +6,7 @@ of the cache is ``[layer, block, head, token in block, content]``; a layout perm
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -70,7 +70,9 @@ class LayerParams:
 
     ``window`` w lets a query see keys at distance < w, itself included. ``softcap`` c replaces
     scores s by c * tanh(s / c). ``sinks`` [num_heads] are extra logits in the softmax denominator.
-    ``alibi_slopes`` [num_heads] multiply the (negative) distance.
+    ``alibi_slopes`` [num_heads] multiply the (negative) distance. ``k_scale`` and ``v_scale``,
+    float32 with one element or [num_kv_heads], multiply what the cache holds: keys and values are
+    written divided by them.
     """
 
     scale: float
@@ -80,6 +82,27 @@ class LayerParams:
     alibi_slopes: "torch.Tensor | None" = None
     k_scale: "torch.Tensor | None" = None
     v_scale: "torch.Tensor | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadRotation:
+    """What a layer does to its queries and keys before they meet.
+
+    ``rotate(q, k, positions)`` is the definition: an operation, bound to everything else here.
+    ``provider`` names who serves that operation; a backend does its work only where it would
+    otherwise be done by the same package's kernels, so that pins and vetoes of the user hold.
+    ``cos_sin`` as of ``rotary_embedding``; ``q_weight``, ``k_weight`` and ``eps`` as of
+    ``qk_norm_rope``, None: the heads are not normed.
+    """
+
+    rotate: (
+        "Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]"
+    )
+    provider: str
+    cos_sin: "torch.Tensor"
+    q_weight: "torch.Tensor | None" = None
+    k_weight: "torch.Tensor | None" = None
+    eps: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,6 +176,24 @@ class AttentionBackend(ABC):
     @abstractmethod
     def write(self, k: "torch.Tensor", v: "torch.Tensor", cache: "torch.Tensor", plan: Any) -> None:
         """Store keys [T, num_kv_heads, k_head_dim] and values at the plan's slots."""
+
+    def rotate_and_write(
+        self,
+        qkv: "tuple[torch.Tensor, torch.Tensor, torch.Tensor]",
+        positions: "torch.Tensor",
+        rotation: HeadRotation,
+        cache: "torch.Tensor",
+        plan: Any,
+    ) -> "torch.Tensor":
+        """Rotate queries and keys, store keys and values; returns the rotated queries.
+
+        A backend may do all of it in one kernel: it alone knows where and in what form the cache
+        holds them. Shapes as of ``run`` and ``write``.
+        """
+        q, k, v = qkv
+        q, k = rotation.rotate(q, k, positions)
+        self.write(k, v, cache, plan)
+        return q
 
     @abstractmethod
     def run(

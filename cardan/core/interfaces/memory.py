@@ -1,7 +1,7 @@
 """Device and host memory: KV pools, host pools, block copies, accounting, sleep."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -111,6 +111,14 @@ class MemoryAllocator(ABC):
     @abstractmethod
     def region(self, tag: str) -> AbstractContextManager[None]:
         """Attribute what is allocated inside the block to ``tag``."""
+
+    def peak_of(self, work: Callable[[], None]) -> int | None:
+        """(optional) Run ``work`` and wait for it; the most bytes held at once meanwhile.
+
+        Counted beyond what was held before: results that stay, temporaries, what libraries and
+        kernels set up. Default: None, this device cannot tell, and ``work`` is not run.
+        """
+        return None
 
     def sleep(self, level: int, tags: Sequence[str]) -> None:
         """(optional) Free device memory; level 1 keeps weights on the host. Default: no."""

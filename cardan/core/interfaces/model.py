@@ -5,7 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cardan.core.interfaces.attention import AttentionBackend, AttentionNeed, LayerParams
+from cardan.core.interfaces.attention import (
+    AttentionBackend,
+    AttentionNeed,
+    HeadRotation,
+    LayerParams,
+)
 from cardan.core.interfaces.communication import Communicator
 from cardan.core.interfaces.kernels import OpTable
 from cardan.core.interfaces.quantization import QuantScheme, StoredBlocks
@@ -69,13 +74,16 @@ class StepContext:
     """What layers need of the running step; passed down, never looked up.
 
     The object and its tensors are the same from step to step where a graph has captured them.
-    ``plans`` has one attention plan for each KV group.
+    ``plans`` has one attention plan for each KV group. ``row_ends`` [R] int64 are the last tokens
+    of the step's rows, where nobody will read the hidden states of others, else None; see
+    ``CausalLM.narrows``.
     """
 
     positions: "torch.Tensor"
     layers: Sequence[LayerCache]
     plans: Sequence[Any]
     adapters: "torch.Tensor | None" = None
+    row_ends: "torch.Tensor | None" = None
     extras: dict[str, Any] = field(default_factory=dict)
 
     def attend(
@@ -85,11 +93,20 @@ class StepContext:
         k: "torch.Tensor",
         v: "torch.Tensor",
         params: LayerParams,
+        rotation: HeadRotation | None = None,
     ) -> "torch.Tensor":
-        """Write k and v to layer's cache, then attend. Shapes as ``AttentionBackend``."""
+        """Rotate q and k if there is a rotation, write k and v to layer's cache, then attend.
+
+        Shapes as ``AttentionBackend``.
+        """
         bound = self.layers[layer]
         plan = self.plans[bound.group]
-        bound.backend.write(k, v, bound.cache, plan)
+        if rotation is None:
+            bound.backend.write(k, v, bound.cache, plan)
+        else:
+            q = bound.backend.rotate_and_write(
+                (q, k, v), self.positions, rotation, bound.cache, plan
+            )
         return bound.backend.run(q, bound.cache, plan, params)
 
 
@@ -99,6 +116,10 @@ class CausalLM(ABC):
     contract: ClassVar[tuple[int, int]]
     # Checkpoint tensors that are known and not needed: regular expressions over whole names.
     ignored_weights: ClassVar[Sequence[str]] = ()
+    # Whether ``forward`` gives ``row_ends`` alone where there are some. A model may say so whose
+    # last layer attends to all tokens before: a bad number in what the cache was given for any
+    # token must show in those behind it.
+    narrows: bool = False
 
     @abstractmethod
     def __init__(self, config: Mapping[str, Any], build: BuildContext) -> None:
@@ -122,7 +143,8 @@ class CausalLM(ABC):
 
     @abstractmethod
     def forward(self, token_ids: "torch.Tensor", step: StepContext) -> "torch.Tensor":
-        """token_ids [T] int64 -> hidden states [T, hidden_size]."""
+        """token_ids [T] int64 -> hidden states [T, hidden_size]; of a model that narrows
+        [R, hidden_size], where the step has ``row_ends``."""
 
     @abstractmethod
     def compute_logits(self, hidden: "torch.Tensor") -> "torch.Tensor":

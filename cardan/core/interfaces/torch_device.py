@@ -16,9 +16,17 @@ from cardan.core.interfaces.device import Device, Event, Stream
 from cardan.core.interfaces.errors import OutOfMemoryError, UnsupportedError
 from cardan.core.interfaces.memory import KVPool, MemoryAllocator, MemoryInfo, MemoryStats
 from cardan.core.interfaces.torch_communicator import TorchCommunicator
+from cardan.core.interfaces.torch_kv_content import torch_kv_dtype
 from cardan.core.types.kv import KVCacheGroup, KVCacheSpec
 
 _DEFAULT_TAG = "kv"
+# What a torch device module has that counts its memory.
+_PEAK_COUNT = (
+    "memory_allocated",
+    "max_memory_allocated",
+    "reset_peak_memory_stats",
+    "synchronize",
+)
 
 
 class TorchKVPool(KVPool):
@@ -72,7 +80,7 @@ class TorchMemoryAllocator(MemoryAllocator):
         if group.spec.kind == "recurrent":
             raise UnsupportedError("this device keeps no recurrent state")
         shape = (len(group.layers), *physical_shape(group.spec, layout, num_blocks))
-        dtype = getattr(torch, group.spec.dtype)
+        dtype = torch_kv_dtype(group.spec.dtype)
         needed = torch.Size(shape).numel() * dtype.itemsize
         available = self._memory_info().free
         if needed > available:
@@ -117,6 +125,18 @@ class TorchMemoryAllocator(MemoryAllocator):
             self._tags.pop()
             grown = held_bytes(self._device) - self._attributed_bytes() - before
             self._others[tag] = self._others.get(tag, 0) + max(0, grown)
+
+    def peak_of(self, work: Callable[[], None]) -> int | None:
+        """By torch's own count; None on the host, and where torch keeps none."""
+        module = torch.get_device_module(self._device)
+        if self._device.type == "cpu" or not all(hasattr(module, name) for name in _PEAK_COUNT):
+            return None
+        module.synchronize(self._device)
+        module.reset_peak_memory_stats(self._device)
+        before = module.memory_allocated(self._device)
+        work()
+        module.synchronize(self._device)
+        return int(module.max_memory_allocated(self._device) - before)
 
     def _attributed_bytes(self) -> int:
         """Bytes of ``held_bytes`` that have a tag: those of inner regions, and of pools except on
@@ -213,6 +233,8 @@ def _copy_blocks(source: KVPool, target: KVPool, pairs: Tensor) -> None:
     if a.shape[:1] + a.shape[2:] != b.shape[:1] + b.shape[2:] or a.dtype != b.dtype:
         raise UnsupportedError("blocks are copied only between pools of equal layers and dtype")
     source_ids, target_ids = pairs.unbind(1)
+    if a.element_size() == 1:  # few operations know dtypes that short
+        a, b = a.view(torch.uint8), b.view(torch.uint8)
     blocks = a.index_select(1, source_ids.to(a.device))
     b.index_copy_(1, target_ids.to(b.device), blocks.to(b.device))
 

@@ -43,7 +43,8 @@ def size_cache(
             f"no room for a KV cache: one block of {block_size} tokens needs "
             f"{format_bytes(block_bytes)} (two at least), available are "
             f"{format_bytes(budget_bytes)}. Remedies: raise --kv-cache-memory-bytes or "
-            "--memory-utilization, free memory, or choose a smaller model or --dtype"
+            "--memory-utilization, lower --max-num-batched-tokens or --max-num-seqs (steps take "
+            "memory, too), free memory, or choose a smaller model or --dtype"
         )
     return KVCacheConfig(groups, int(num_blocks))
 
@@ -67,6 +68,7 @@ def fit_model_len(config: KVCacheConfig, wanted: int, explicit: bool) -> tuple[i
     if explicit:
         raise ConfigError(
             f"{facts}. Remedies: --max-model-len {config.num_tokens} or less, a larger "
-            "--kv-cache-memory-bytes or --memory-utilization, or a smaller --kv-cache-dtype"
+            "--kv-cache-memory-bytes or --memory-utilization, a smaller --kv-cache-dtype, or lower "
+            "--max-num-batched-tokens or --max-num-seqs (steps take memory, too)"
         )
     return config.num_tokens, f"{facts}; the context is limited to {config.num_tokens} tokens"

@@ -1,14 +1,17 @@
 """The named operations that models and the sampler are written in."""
 
 from cardan.core.interfaces.kernels import OpSpec, Tolerance
-from cardan.core.ops.reference import block_inputs, inputs
+from cardan.core.ops.reference import block_inputs, expert_inputs, inputs
 from cardan.core.ops.reference.activation import gelu_tanh_and_mul, silu_and_mul, soft_cap
 from cardan.core.ops.reference.blocks import block_embedding, block_linear, int8_linear
+from cardan.core.ops.reference.experts import expert_mlp, route_experts
 from cardan.core.ops.reference.hidden import finite_rows, to_float32
 from cardan.core.ops.reference.linear import embedding, linear
 from cardan.core.ops.reference.norm import fused_add_rms_norm, rms_norm
 from cardan.core.ops.reference.rope import qk_norm_rope, rotary_embedding
 from cardan.core.ops.reference.sampling_ops import SAMPLING_OPS
+from cardan.core.ops.reference.step_inputs import step_inputs
+from cardan.core.ops.reference.step_inputs_cases import make_step_inputs
 
 _EXACT = Tolerance(atol=0.0, rtol=0.0)
 # About 2 units in the last place of the result, and as much of 1 for what cancels.
@@ -30,6 +33,9 @@ _QUANTIZED = {
     "bfloat16": Tolerance(atol=3e-2, rtol=2e-2),
     "float16": Tolerance(atol=3e-2, rtol=1e-2),
 }
+
+# Weights of experts, which are float32 whatever the logits are.
+_SHARES = dict.fromkeys(_ROUNDED, Tolerance(atol=1e-6, rtol=1e-5))
 
 CATALOGUE: tuple[OpSpec, ...] = (
     OpSpec(
@@ -115,6 +121,21 @@ CATALOGUE: tuple[OpSpec, ...] = (
         make_inputs=inputs.make_gated,
     ),
     OpSpec(
+        name="route_experts",
+        body=route_experts,
+        version=1,
+        tolerances=_SHARES,
+        make_inputs=expert_inputs.make_route_experts,
+    ),
+    OpSpec(
+        name="expert_mlp",
+        body=expert_mlp,
+        version=1,
+        tolerances=_SUMMED,
+        make_inputs=expert_inputs.make_expert_mlp,
+        prepares=1,
+    ),
+    OpSpec(
         name="soft_cap",
         body=soft_cap,
         version=1,
@@ -134,6 +155,15 @@ CATALOGUE: tuple[OpSpec, ...] = (
         version=1,
         tolerances={"float32": _EXACT, "bfloat16": _EXACT, "float16": _EXACT},
         make_inputs=inputs.make_finite_rows,
+    ),
+    # Integers only: bound for float32 whatever the model's dtype, like the sampler's operations.
+    OpSpec(
+        name="step_inputs",
+        body=step_inputs,
+        version=1,
+        tolerances={"float32": _EXACT},
+        make_inputs=make_step_inputs,
+        mutates=(1, 2, 3, 4, 5),
     ),
     *SAMPLING_OPS,
 )

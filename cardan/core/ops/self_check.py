@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +53,7 @@ def self_check(
     worst = 0.0
     checked = 0
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), _current(device):
             for case in op.make_inputs(getattr(torch, dtype), device, seed):
                 if not check_needs(provider.needs, features, {"dtype": dtype, **case.attributes}):
                     continue
@@ -66,3 +67,12 @@ def self_check(
     if not checked:
         return CheckResult(True, f"unchecked: no test input of {op.name} meets its needs")
     return CheckResult(True, f"passed: {checked} cases, largest error {worst:.2g}")
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels that are not torch's are launched on the current device, wherever tensors are."""
+    if device.type == "cpu" or device.index is None:
+        return nullcontext()
+    make = getattr(torch.get_device_module(device), "device", nullcontext)
+    current: AbstractContextManager[object] = make(device)
+    return current

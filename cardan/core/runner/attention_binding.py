@@ -1,17 +1,20 @@
 """Chooses an attention backend for each KV group and binds the layers to it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from cardan.core.interfaces.attention import AttentionBackend, AttentionNeed
+from cardan.core.interfaces.attention import AttentionBackend, AttentionNeed, KVLayout
 from cardan.core.interfaces.capabilities import DeviceInfo, Verdict
 from cardan.core.interfaces.device import Device
 from cardan.core.interfaces.errors import ConfigError
 from cardan.core.interfaces.kernels import Rejection
 from cardan.core.interfaces.memory import KVPool
 from cardan.core.interfaces.model import LayerCache
-from cardan.core.types.kv import KVCacheConfig
+from cardan.core.types.kv import KVCacheConfig, KVCacheGroup
+
+# Allocates a group's pool: the group, the layout, the number of blocks.
+PoolMaker = Callable[[KVCacheGroup, KVLayout, int], KVPool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,16 @@ class AttentionChoice:
     rejected: tuple[Rejection, ...]
     captured_decode: Verdict
     captured: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLayers:
+    """A backend, a pool and the choice of each group, and the cache of each layer."""
+
+    backends: Sequence[AttentionBackend]
+    pools: Sequence[KVPool]
+    layers: Sequence[LayerCache]
+    choices: Sequence[AttentionChoice]
 
 
 def merge_needs(needs: Sequence[AttentionNeed]) -> AttentionNeed:
@@ -80,7 +93,8 @@ def bind_layers(
     candidates: Sequence[type[AttentionBackend]],
     device: Device,
     pinned: str | None,
-) -> tuple[list[AttentionBackend], list[KVPool], list[LayerCache], list[AttentionChoice]]:
+    make_pool: PoolMaker,
+) -> BoundLayers:
     """Allocate every group's pool in its backend's layout and hand each layer its view."""
     backends: list[AttentionBackend] = []
     pools: list[KVPool] = []
@@ -90,11 +104,11 @@ def bind_layers(
         need = merge_needs([needs[layer] for layer in group.layers])
         choice = choose_backend(need, candidates, device.info, pinned)
         layout = choice.backend.layout(group.spec, device.info)
-        pool = device.memory.kv_pool(group, layout, config.num_blocks)
+        pool = make_pool(group, layout, config.num_blocks)
         backend = choice.backend(group.spec, layout, device)
         for slot, layer in enumerate(group.layers):
             layers[layer] = LayerCache(backend, pool.view(slot), index)
         backends.append(backend)
         pools.append(pool)
         choices.append(choice)
-    return backends, pools, [layers[layer] for layer in range(len(needs))], choices
+    return BoundLayers(backends, pools, [layers[layer] for layer in range(len(needs))], choices)

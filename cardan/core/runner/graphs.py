@@ -15,6 +15,9 @@ from cardan.core.runner.step_shapes import StepShape
 
 logger = logging.getLogger("cardan.engine")
 
+# Shapes that are captured to see what all of them will take.
+_TRIALS = 3
+
 # Runs the model over the step buffers and returns its hidden states.
 Forward = Callable[[], torch.Tensor]
 
@@ -96,6 +99,26 @@ class GraphManager:
                 reason,
             )
         return WarmupReport(self.num_graphs, self.num_bytes, time.monotonic() - began)
+
+    def estimate(self, shapes: Sequence[StepShape], prepare: Callable[[StepShape], Forward]) -> int:
+        """About what ``capture`` of the same will hold, bytes.
+
+        The first shapes are captured, and released again. The last of them finds what it needs in
+        the pool, as all later ones will, so each of these is taken for as large as it.
+        """
+        trial: list[_Captured] = []
+        try:
+            for shape in shapes[:_TRIALS]:
+                pool = trial[0].graph if trial else None
+                trial.append(self._capture_one(prepare(shape), pool))
+        except (OutOfMemoryError, UnsupportedError):
+            pass  # ``capture`` will meet the same and say so
+        sizes = [entry.graph.num_bytes for entry in trial]
+        for entry in trial:
+            entry.graph.release()
+        if len(sizes) < _TRIALS:
+            return sum(sizes)
+        return sum(sizes) + sizes[-1] * (len(shapes) - _TRIALS)
 
     def run(self, shape: StepShape, forward: Forward) -> torch.Tensor:
         """Hidden states of the step whose inputs and plans are in the buffers: a replay if

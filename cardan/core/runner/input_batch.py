@@ -1,174 +1,174 @@
-"""Gathers one step's tensors from the rows, into buffers that stay where they are."""
-
-from dataclasses import dataclass
-from typing import Any
+"""Brings a step to a device: packed on the host, one copy, one kernel."""
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from cardan.core.interfaces.attention import BatchView
+from cardan.core.interfaces.device import Device, Event
+from cardan.core.interfaces.kernels import Kernel
+from cardan.core.ops.packed_step import PackedStep, StepSizes, first_staged_word
 from cardan.core.runner.block_tables import BlockTables
 from cardan.core.runner.request_states import RequestStates
+from cardan.core.runner.staging import StagingRing
+from cardan.core.runner.step_buffers import HostLengths, StepBuffers, StepInputs
 from cardan.core.runner.step_shapes import StepShape
-from cardan.core.types.step import SchedulerOutput
+from cardan.core.types.step import Int32, SchedulerOutput
 
-Int64Array = npt.NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class StepInputs:
-    """One step's tensors; T tokens and R rows, padding included.
-
-    ``token_ids`` [T] int64 and ``positions`` [T] int64; ``views`` has one entry a KV group;
-    ``logit_places`` int64: the token of each sampling row whose hidden state gives its logits.
-    """
-
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    views: tuple[BatchView, ...]
-    logit_places: torch.Tensor
+# Staged words that are copied with every step; more of them cost a longer copy.
+_FEW_WORDS = 1024
 
 
-class InputBatch:
-    """Owner of the step buffers, sized for the largest step.
+class InputBatch(StepBuffers):
+    """Owner of the device's block tables and of the words that steps are packed in.
 
-    Steps of one shape have their tensors at the same addresses, where captured graphs read them.
+    The host writes what a step is and what it changes: words in the order of its rows, new rows'
+    tokens and changed block ids. The device has the rest in its rows and derives the step's tensors
+    itself, so the work of the host does not grow with tokens or contexts. No step waits for the
+    device unless more are in flight than there are staging buffers.
     """
 
     def __init__(
-        self, max_num_tokens: int, max_num_rows: int, tables: BlockTables, block_size: int
+        self,
+        max_num_tokens: int,
+        max_num_rows: int,
+        tables: BlockTables,
+        block_size: int,
+        device: Device,
+        step_inputs: Kernel,
     ) -> None:
-        """The largest step is given with its padding."""
-        device = tables.tables[0].device
-        self._block_size = block_size
-        self.tables = tables
-
-        def buffer(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-            return torch.zeros(*shape, dtype=dtype, device=device)
-
-        self._token_ids = buffer(max_num_tokens)
-        self._positions = buffer(max_num_tokens)
-        self._token_rows = buffer(max_num_tokens)
-        self._query_start_loc = buffer(max_num_rows + 1)
-        self._seq_lens = buffer(max_num_rows)
-        self._logit_places = buffer(max_num_rows)
-        self._slots = tuple(buffer(max_num_tokens) for _ in tables.tables)
-        # Flat: tables of any width lie at the start, without gaps.
-        self._block_tables = tuple(
-            buffer(max_num_rows * table.shape[1], dtype=torch.int32) for table in tables.tables
+        """``step_inputs``: the kernel of that operation on ``device``, which has a torch device."""
+        target = device.torch_device or torch.device("cpu")
+        super().__init__(max_num_tokens, max_num_rows, tables, block_size, target)
+        self._kernel = step_inputs
+        self._counting = np.arange(self._num_columns, dtype=np.int32)
+        self._device_tables = torch.zeros(tables.tables.shape, dtype=torch.int32, device=target)
+        fixed = first_staged_word(tables.num_groups, self._num_columns)
+        # Prompts of two full steps, and two new blocks for each row.
+        num_staged = 2 * max_num_tokens + 2 * tables.num_groups * max_num_rows
+        num_staged = max(num_staged, _FEW_WORDS)
+        self._ring = StagingRing(device, fixed + num_staged, fixed + _FEW_WORDS)
+        self._packed = torch.zeros(fixed + num_staged, dtype=torch.int32, device=target)
+        self._packed_head = self._packed[: fixed + _FEW_WORDS]
+        self._steps = tuple(
+            PackedStep(buffer.words, tables.num_groups, self._num_columns)
+            for buffer in self._ring.buffers
         )
 
     def gather(
         self, plan: SchedulerOutput, states: RequestStates, shape: StepShape, num_logit_rows: int
     ) -> StepInputs:
-        """Fill the buffers for ``plan``; device work only, besides arithmetic on the plan.
+        turn = self._ring.take()
+        step, buffer = self._steps[turn], self._ring.buffers[turn]
+        num_samples = self._pack_rows(step, plan)
+        new_tokens = self._pack_tokens(step, plan, states)
+        new_blocks = self._pack_blocks(step, plan, new_tokens)
+        sizes = StepSizes(
+            rows=len(plan.rows),
+            tokens=int(step.starts[len(plan.rows)]),
+            samples=num_samples,
+            padded_rows=shape.num_rows,
+            padded_tokens=shape.num_tokens,
+            num_blocks=shape.num_blocks,
+            block_size=self._block_size,
+            new_tokens=new_tokens,
+            new_blocks=new_blocks,
+        )
+        if new_tokens + new_blocks <= _FEW_WORDS:
+            self._packed_head.copy_(buffer.head, non_blocking=True)
+        else:
+            self._packed.copy_(buffer.whole, non_blocking=True)
+        self._kernel(
+            self._packed,
+            states.token_ids,
+            self._device_tables,
+            self._token_fields,
+            self._row_fields,
+            self._step_tables,
+            sizes,
+        )
+        return self._inputs(shape, _lengths(plan, shape), (num_samples, num_logit_rows))
 
-        ``num_logit_rows``: length of ``logit_places``; those past the samples repeat token 0.
+    def hold_until(self, event: Event | None) -> None:
+        self._ring.hold_until(event)
+
+    def close(self) -> None:
+        self._ring.close()
+
+    def _pack_rows(self, step: PackedStep, plan: SchedulerOutput) -> int:
+        """Write the rows' fields; the number of samples."""
+        num_rows = len(plan.rows)
+        starts = step.starts[: num_rows + 1]
+        starts[0] = 0
+        np.cumsum(plan.num_scheduled_tokens, out=starts[1:])
+        step.rows[:num_rows] = plan.rows
+        step.computed[:num_rows] = plan.num_computed_tokens
+        samples = self._counting[:num_rows]
+        if not plan.samples.all():
+            samples = samples[plan.samples]
+        step.samples[: len(samples)] = samples
+        return len(samples)
+
+    def _pack_tokens(self, step: PackedStep, plan: SchedulerOutput, states: RequestStates) -> int:
+        """Stage the tokens of new rows; their number.
+
+        A prompt that finds no room is copied alone, before the step.
         """
-        counts = plan.num_scheduled_tokens.astype(np.int64)
-        computed = plan.num_computed_tokens.astype(np.int64)
-        num_rows, num_tokens = len(counts), int(counts.sum())
-        ends = np.cumsum(counts)
-        token_rows = np.repeat(np.arange(num_rows, dtype=np.int64), counts)
-        positions = np.arange(num_tokens, dtype=np.int64) + np.repeat(
-            computed - (ends - counts), counts
-        )
-        rows = self._upload_rows(plan.rows, shape.num_rows)
-        common = self._common(
-            _padded(counts, shape.num_rows, 0),
-            _padded(computed + counts, shape.num_rows, 0),
-            _padded(token_rows, shape.num_tokens, 0),
-            _padded(positions, shape.num_tokens, 0),
-        )
-        token_ids = self._token_ids[: shape.num_tokens]
-        where, places = common["positions"], common["token_rows"]
-        token_ids.copy_(states.token_ids[rows.index_select(0, places), where])
-        views = tuple(
-            self._view(group, rows, num_tokens, shape, common) for group in range(len(self._slots))
-        )
-        logit_places = _upload(
-            self._logit_places, _padded(ends[plan.samples] - 1, num_logit_rows, 0)
-        )
-        return StepInputs(token_ids, where, views, logit_places)
+        num_rows, used = len(plan.rows), 0
+        step.fresh_counts[:num_rows] = 0
+        if not states.fresh:
+            return 0
+        is_fresh = np.isin(plan.rows, list(states.fresh))
+        for place in np.flatnonzero(is_fresh).tolist():
+            row = int(plan.rows[place])
+            tokens = states.fresh[row]
+            end = used + len(tokens)
+            if end > len(step.staged):
+                states.write(row)
+                continue
+            step.staged[used:end] = tokens
+            step.fresh_counts[place] = len(tokens)
+            step.fresh_offsets[place] = step.staged_at + used
+            del states.fresh[row]
+            used = end
+        return used
 
-    def harmless(self, shape: StepShape) -> StepInputs:
-        """Fill the buffers with a step of ``shape`` that reads the null block and writes nowhere.
+    def _pack_blocks(self, step: PackedStep, plan: SchedulerOutput, used: int) -> int:
+        """Stage the changes of block tables behind ``used`` words; their number."""
+        part = slice(0, len(plan.rows))
+        if not self.tables.has_changes:
+            step.block_first[:, part] = 0
+            step.block_end[:, part] = 0
+            return 0
+        first, counts, ids = self.tables.take_changes(plan.rows)
+        if used + len(ids) > len(step.staged):
+            self._write_blocks(plan, first, counts)
+            counts[:] = 0
+            ids = ids[:0]
+        step.staged[used : used + len(ids)] = ids
+        step.block_first[:, part] = first
+        np.add(first, counts, out=step.block_end[:, part])
+        before = np.cumsum(counts).reshape(counts.shape) - counts
+        step.block_offsets[:, part] = before + (step.staged_at + used)
+        return len(ids)
 
-        Each row has one token, as far as there are tokens; what the host knows of lengths is the
-        most that a step of this shape can have.
-        """
-        num_rows = min(shape.num_rows, shape.num_tokens)
-        ones = _padded(np.ones(num_rows, np.int64), shape.num_rows, 0)
-        token_rows = _padded(np.arange(num_rows, dtype=np.int64), shape.num_tokens, 0)
-        common = self._common(ones, ones, token_rows, np.zeros(shape.num_tokens, np.int64))
-        common["max_query_len"] = 1 if shape.is_decode else shape.num_tokens
-        common["max_seq_len"] = shape.num_blocks * self._block_size
-        token_ids = self._token_ids[: shape.num_tokens].zero_()
-        views = []
-        for group in range(len(self._slots)):
-            table = self._table(group, shape).zero_()
-            slots = self._slots[group][: shape.num_tokens].fill_(-1)
-            views.append(BatchView(slot_mapping=slots, block_table=table, **common))
-        return StepInputs(token_ids, common["positions"], tuple(views), self._logit_places[:0])
-
-    def _common(
-        self,
-        query_lens: Int64Array,
-        seq_lens: Int64Array,
-        token_rows: Int64Array,
-        positions: Int64Array,
-    ) -> dict[str, Any]:
-        """What the views of all groups have in common, uploaded."""
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(query_lens)])
-        return {
-            "query_lens": query_lens.tolist(),
-            "seq_lens_host": seq_lens.tolist(),
-            "query_start_loc": _upload(self._query_start_loc, starts),
-            "seq_lens": _upload(self._seq_lens, seq_lens),
-            "positions": _upload(self._positions, positions),
-            "token_rows": _upload(self._token_rows, token_rows),
-            "max_query_len": int(query_lens.max()),
-            "max_seq_len": int(seq_lens.max()),
-        }
-
-    def _upload_rows(self, rows: npt.NDArray[np.int32], padded: int) -> torch.Tensor:
-        # Padding rows read row 0: their query length of 0 makes it irrelevant.
-        host = torch.from_numpy(_padded(rows.astype(np.int64), padded, 0))
-        return host.to(self._positions.device, non_blocking=True)
-
-    def _table(self, group: int, shape: StepShape) -> torch.Tensor:
-        flat = self._block_tables[group][: shape.num_rows * shape.num_blocks]
-        return flat.view(shape.num_rows, shape.num_blocks)
-
-    def _view(
-        self,
-        group: int,
-        rows: torch.Tensor,
-        num_tokens: int,
-        shape: StepShape,
-        common: dict[str, Any],
-    ) -> BatchView:
-        table = self._table(group, shape)
-        source = self.tables.tables[group][:, : shape.num_blocks]
-        table.copy_(source.index_select(0, rows))
-        positions, places = common["positions"], common["token_rows"]
-        slots = self._slots[group][: len(positions)]
-        blocks = table[places, positions // self._block_size].to(torch.int64)
-        slots.copy_(blocks * self._block_size + positions % self._block_size)
-        slots[num_tokens:] = -1
-        return BatchView(slot_mapping=slots, block_table=table, **common)
+    def _write_blocks(self, plan: SchedulerOutput, first: Int32, counts: Int32) -> None:
+        """Write changes that find no room, by a copy for each row and group."""
+        for group, place in np.argwhere(counts).tolist():
+            row, start = int(plan.rows[place]), int(first[group, place])
+            end = start + int(counts[group, place])
+            # The host's table may change before the device has read it.
+            ids = self.tables.tables[group, row, start:end].copy()
+            self._device_tables[group, row, start:end].copy_(
+                torch.from_numpy(ids), non_blocking=True
+            )
 
 
-def _padded(values: Int64Array, size: int, fill: int) -> Int64Array:
-    if len(values) == size:
-        return values
-    padded = np.full(size, fill, np.int64)
-    padded[: len(values)] = values
-    return padded
-
-
-def _upload(buffer: torch.Tensor, values: Int64Array) -> torch.Tensor:
-    target = buffer[: len(values)]
-    target.copy_(torch.from_numpy(values), non_blocking=True)
-    return target
+def _lengths(plan: SchedulerOutput, shape: StepShape) -> HostLengths:
+    counts = plan.num_scheduled_tokens
+    seq_lens = plan.num_computed_tokens + counts
+    padding = [0] * (shape.num_rows - len(counts))
+    return HostLengths(
+        query_lens=counts.tolist() + padding,
+        seq_lens=seq_lens.tolist() + padding,
+        max_query_len=int(counts.max()),
+        max_seq_len=int(seq_lens.max()),
+    )

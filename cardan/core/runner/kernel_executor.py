@@ -5,15 +5,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from cardan.core.config.engine import EngineConfig
+from cardan.core.config.fallbacks import chosen
 from cardan.core.interfaces.attention import AttentionBackend
 from cardan.core.interfaces.capabilities import GraphSupport
 from cardan.core.interfaces.communication import Communicator
 from cardan.core.interfaces.device import Device
-from cardan.core.interfaces.errors import OutOfMemoryError, UnsupportedError
+from cardan.core.interfaces.errors import ConfigError, OutOfMemoryError, UnsupportedError
 from cardan.core.interfaces.executor import (
     LoadReport,
     ModelExecutor,
@@ -25,18 +27,26 @@ from cardan.core.interfaces.graphs import ShapePolicy
 from cardan.core.interfaces.logits import LogitsProcessor
 from cardan.core.interfaces.model import BuildContext, CausalLM
 from cardan.core.interfaces.quantization import QuantScheme
+from cardan.core.kvcache.sizing import format_bytes, group_layers
 from cardan.core.ops.registry import KernelRegistry
-from cardan.core.runner.attention_binding import AttentionChoice, bind_layers
+from cardan.core.runner.attention_binding import (
+    AttentionChoice,
+    BoundLayers,
+    PoolMaker,
+    bind_layers,
+)
 from cardan.core.runner.block_tables import BlockTables
 from cardan.core.runner.host_input_batch import HostInputBatch
 from cardan.core.runner.input_batch import InputBatch
 from cardan.core.runner.model_runner import ModelRunner, PromptLogitsObserver
 from cardan.core.runner.rank_sampler import RankSampler
+from cardan.core.runner.rehearsal import StepLimits, StepMemory, largest_step, null_pool
 from cardan.core.runner.request_states import RequestStates
+from cardan.core.runner.step_buffers import StepBuffers
 from cardan.core.runner.step_shapes import StepShapes
 from cardan.core.sampling.sampler import Sampler
 from cardan.core.sampling.sampling_states import SamplingStates
-from cardan.core.types.kv import KVCacheConfig, KVCacheSpec
+from cardan.core.types.kv import NULL_BLOCK, KVCacheConfig, KVCacheSpec
 from cardan.core.types.model import ModelSummary
 from cardan.core.types.step import SchedulerOutput
 from cardan.core.weights.checkpoint import Checkpoint
@@ -44,6 +54,11 @@ from cardan.core.weights.loader import load_weights
 from cardan.core.weights.progress import LoadProgress
 
 logger = logging.getLogger("cardan.engine")
+
+_REMEDIES = (
+    "Remedies: lower --max-num-batched-tokens, --max-num-seqs or --max-model-len, raise "
+    "--memory-utilization, free memory, or choose a smaller model or --dtype"
+)
 
 # Opens the checkpoint, given the names and shapes that the model wants.
 WeightSource = Callable[[Mapping[str, tuple[int, ...]]], Checkpoint]
@@ -91,7 +106,7 @@ class KernelExecutor(ModelExecutor):
             device=device,
             ops=self._parts.ops,
             max_model_len=model.max_model_len,
-            block_size=config.cache.block_size or 16,
+            block_size=chosen(config.cache.block_size, "cache.block_size"),
             kv_dtype=self._kv_dtype(model),
             communicator=self._parts.communicator,
             quantization=self._parts.quantization,
@@ -122,21 +137,39 @@ class KernelExecutor(ModelExecutor):
         return self._loaded().kv_specs()
 
     def available_kv_bytes(self, utilization: float) -> int:
-        return int(self._parts.device.memory_info().free * utilization)
+        """``utilization`` of what is free, less what steps need beside the cache. Where the device
+        cannot measure that, what is not utilized is for it."""
+        free = self._parts.device.memory_info().free
+        usable = int(free * utilization)
+        limits = self._step_limits()
+        with self._parts.device.inference(), _enough_for(limits):
+            need = self._rehearse(limits)
+        if need is None:
+            return usable
+        left = usable - need.step_bytes - need.graph_bytes
+        facts = (
+            f"of {format_bytes(free)} beside the weights {format_bytes(usable)} may be used "
+            f"(memory_utilization {utilization:g}); {limits} takes "
+            f"{format_bytes(need.step_bytes)}, graphs about {format_bytes(need.graph_bytes)}"
+        )
+        if left <= 0:
+            raise ConfigError(f"no room for a KV cache: {facts}. {_REMEDIES}")
+        logger.info("memory: %s, and %s are left for the KV cache", facts, format_bytes(left))
+        return left
 
     def bind_kv(self, config: KVCacheConfig) -> None:
-        parts, model = self._parts, self._loaded()
+        parts = self._parts
+        # No sequence is ever longer than what the cache holds.
+        max_len = min(self._described().max_model_len, config.num_tokens)
         with parts.device.inference():
-            backends, pools, layers, choices = bind_layers(
-                config,
-                model.attention_needs(),
-                parts.attention,
-                parts.device,
-                parts.config.device.attention_backend,
-            )
-            self.attention_choices = choices
-            self._runner = self._make_runner(config, model)
-            self._runner.bind_kv(backends, pools, layers)
+            bound = self._bind_layers(config, parts.device.memory.kv_pool)
+            self.attention_choices = list(bound.choices)
+            if reasons := self._graph_support(bound.choices)[1]:
+                logger.warning(
+                    "the model runs eagerly because its steps cannot be captured (%s)",
+                    "; ".join(reasons),
+                )
+            self._runner = self._make_runner(config, bound, max_len, parts.processors)
             self._runner.observe_prompt_logits(parts.prompt_logits)
 
     def warmup(self) -> WarmupReport:
@@ -161,35 +194,93 @@ class KernelExecutor(ModelExecutor):
         self._model = self._runner = self._summary = None
         self._parts.device.close()
 
-    def _make_runner(self, config: KVCacheConfig, model: CausalLM) -> ModelRunner:
-        parts, summary = self._parts, self._summary
-        if summary is None:
-            raise RuntimeError("the model is not loaded")
+    def _step_limits(self) -> StepLimits:
+        parts = self._parts
+        return StepLimits(
+            num_tokens=parts.max_step_tokens,
+            num_rows=chosen(parts.config.scheduler.max_num_seqs, "scheduler.max_num_seqs"),
+            max_len=self._described().max_model_len,
+            num_logprobs=parts.config.model.max_logprobs,
+        )
+
+    def _rehearse(self, limits: StepLimits) -> StepMemory | None:
+        """Run the largest step on blocks of no request; None: the device cannot tell what it took.
+
+        Nothing stays but what libraries and kernels have set up.
+        """
         device = self._torch_device()
-        num_rows = parts.config.scheduler.max_num_seqs
-        # No sequence is ever longer than what the cache holds.
-        max_len = min(summary.max_model_len, config.num_tokens)
+        config = KVCacheConfig(group_layers(self.kv_specs()), NULL_BLOCK + 1)
+        plan = largest_step(limits, len(config.groups))
+        runners: list[ModelRunner] = []
+
+        def run() -> None:
+            bound = self._bind_layers(config, partial(null_pool, device=device))
+            runner = self._make_runner(config, bound, limits.max_len, ())
+            runners.append(runner)
+            runner.forward(plan)
+            runner.sample(plan, None).result()
+
+        try:
+            step_bytes = self._parts.device.memory.peak_of(run)
+            if step_bytes is None:
+                return None
+            return StepMemory(step_bytes, runners[0].graph_bytes())
+        finally:
+            for runner in runners:
+                runner.close()
+
+    def _bind_layers(self, config: KVCacheConfig, make_pool: PoolMaker) -> BoundLayers:
+        parts = self._parts
+        return bind_layers(
+            config,
+            self._loaded().attention_needs(),
+            parts.attention,
+            parts.device,
+            parts.config.device.attention_backend,
+            make_pool,
+        )
+
+    def _make_runner(
+        self,
+        config: KVCacheConfig,
+        bound: BoundLayers,
+        max_len: int,
+        processors: Sequence[LogitsProcessor],
+    ) -> ModelRunner:
+        """A runner for sequences of at most ``max_len`` tokens."""
+        parts, summary = self._parts, self._described()
+        device = self._torch_device()
+        num_rows = chosen(parts.config.scheduler.max_num_seqs, "scheduler.max_num_seqs")
         max_blocks = -(-max_len // config.block_size)
-        sampling = SamplingStates(num_rows, summary.vocab_size, device, parts.ops, parts.processors)
-        tables = BlockTables(len(config.groups), num_rows, max_blocks, device)
+        sampling = SamplingStates(num_rows, summary.vocab_size, device, parts.ops, processors)
+        tables = BlockTables(len(config.groups), num_rows, max_blocks)
         shapes = StepShapes(
             parts.shapes,
-            self._graph_support(),
+            self._graph_support(bound.choices)[0],
             parts.max_step_tokens,
             num_rows,
             max_blocks,
             config.block_size,
         )
         on_host = device.type == "cpu" and parts.device.capabilities.unified_memory
-        make_batch = HostInputBatch if on_host else InputBatch
-        return ModelRunner(
-            model,
+        runner = ModelRunner(
+            self._loaded(),
             parts.device,
             RequestStates(num_rows, max_len, device, on_host=on_host),
             self._make_sampler(sampling),
-            make_batch(*shapes.buffer_sizes, tables, config.block_size),
+            self._make_batch(shapes, tables, on_host),
             shapes,
             parts.ops.bind("finite_rows", dtype=summary.dtype, hidden=summary.hidden_size),
+        )
+        runner.bind_kv(bound.backends, bound.pools, bound.layers)
+        return runner
+
+    def _make_batch(self, shapes: StepShapes, tables: BlockTables, on_host: bool) -> StepBuffers:
+        if on_host:
+            return HostInputBatch(*shapes.buffer_sizes, tables, shapes.block_size)
+        kernel = self._parts.ops.bind("step_inputs", dtype="float32")
+        return InputBatch(
+            *shapes.buffer_sizes, tables, shapes.block_size, self._parts.device, kernel
         )
 
     def _make_sampler(self, states: SamplingStates) -> Sampler:
@@ -208,29 +299,28 @@ class KernelExecutor(ModelExecutor):
         is_known = "float16" in self._parts.device.capabilities.dtypes
         return "float16" if model.dtype == "float32" and is_rounded and is_known else model.dtype
 
-    def _graph_support(self) -> GraphSupport:
-        """What will be captured: as much as device, settings, shapes and attention allow."""
+    def _graph_support(
+        self, choices: Sequence[AttentionChoice]
+    ) -> tuple[GraphSupport, Sequence[str]]:
+        """What will be captured: as much as device, settings, shapes and attention allow; and what
+        stands in the way of the device's graphs."""
         support = self._parts.device.capabilities.graphs
-        if support == "none" or self._parts.config.device.enforce_eager:
-            return "none"
+        is_eager = chosen(self._parts.config.device.enforce_eager, "device.enforce_eager")
+        if support == "none" or is_eager:
+            return "none", ()
         reasons = []
         if not self._parts.shapes.sequence_buckets and not self._parts.shapes.lazy:
             reasons.append("the platform names no sequence buckets")
         communicator = self._parts.communicator
         if communicator is not None and "graph_safe" not in communicator.features:
             reasons.append("its ranks exchange in a way that cannot be captured")
-        for choice in self.attention_choices:
+        for choice in choices:
             if support == "full" and not choice.captured:
                 support = "decode"
             if not choice.captured_decode:
                 why = ", ".join(choice.captured_decode.reasons)
                 reasons.append(f"{choice.backend.name} attention: {why}")
-        if not reasons:
-            return support
-        logger.warning(
-            "the model runs eagerly because its steps cannot be captured (%s)", "; ".join(reasons)
-        )
-        return "none"
+        return ("none" if reasons else support), reasons
 
     def _torch_device(self) -> torch.device:
         device = self._parts.device.torch_device
@@ -244,10 +334,26 @@ class KernelExecutor(ModelExecutor):
             raise RuntimeError("the model is not loaded")
         return self._model
 
+    def _described(self) -> ModelSummary:
+        if self._summary is None:
+            raise RuntimeError("the model is not loaded")
+        return self._summary
+
     def _bound(self) -> ModelRunner:
         if self._runner is None:
             raise RuntimeError("the KV cache is not bound")
         return self._runner
+
+
+@contextmanager
+def _enough_for(limits: StepLimits) -> Iterator[None]:
+    """Says in the user's words that the largest step does not fit."""
+    try:
+        yield
+    except (OutOfMemoryError, MemoryError, torch.OutOfMemoryError) as error:
+        raise OutOfMemoryError(
+            f"{limits} does not fit into the memory that the weights leave ({error}). {_REMEDIES}"
+        ) from error
 
 
 @contextmanager

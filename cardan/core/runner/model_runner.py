@@ -1,6 +1,7 @@
 """Executes plans: rows in, tokens out. Knows tensors, not requests."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,11 +15,11 @@ from cardan.core.interfaces.kernels import Kernel
 from cardan.core.interfaces.memory import KVPool
 from cardan.core.interfaces.model import CausalLM, LayerCache, StepContext
 from cardan.core.runner.graphs import GraphManager
-from cardan.core.runner.input_batch import InputBatch, StepInputs
 from cardan.core.runner.request_states import RequestStates
+from cardan.core.runner.step_buffers import StepBuffers, StepInputs
 from cardan.core.runner.step_handle import DeviceStepHandle
-from cardan.core.runner.step_shapes import StepShapes
-from cardan.core.sampling.sampler import Sampler
+from cardan.core.runner.step_shapes import StepShape, StepShapes
+from cardan.core.sampling.sampler import Sampler, SampleResult
 from cardan.core.types.step import BlockCopies, LogprobsArrays, SchedulerOutput
 
 # Rows of logits made at once for prompt log-probabilities: bounds a [rows, vocab] float32 buffer.
@@ -28,6 +29,16 @@ _PROMPT_LOGITS_ROWS = 256
 # log-probabilities: the sequence's key, the first position, and the logits, which it only reads.
 # Positions are shown again after a preemption.
 PromptLogitsObserver = Callable[[int, int, torch.Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _ForwardPass:
+    """What ``forward`` leaves for ``sample``: hidden states [T, hidden_size], or, if narrow,
+    [R, hidden_size] of each row's last token."""
+
+    hidden: torch.Tensor
+    inputs: StepInputs
+    is_narrow: bool
 
 
 class ModelRunner:
@@ -43,7 +54,7 @@ class ModelRunner:
         device: Device,
         states: RequestStates,
         sampler: Sampler,
-        batch: InputBatch,
+        batch: StepBuffers,
         shapes: StepShapes,
         finite_rows: Kernel,
     ) -> None:
@@ -61,8 +72,7 @@ class ModelRunner:
         self._backends: Sequence[AttentionBackend] = ()
         self._pools: Sequence[KVPool] = ()
         self._layers: Sequence[LayerCache] = ()
-        self._hidden: torch.Tensor | None = None
-        self._inputs: StepInputs | None = None
+        self._pass: _ForwardPass | None = None
         self._observer: PromptLogitsObserver | None = None
 
     def observe_prompt_logits(self, observer: PromptLogitsObserver | None) -> None:
@@ -88,76 +98,114 @@ class ModelRunner:
 
     def capture(self) -> WarmupReport:
         """Capture the forward passes of the shapes that steps will have."""
-        return self._graphs.capture(
-            self._shapes.captured(), lambda shape: self._planned(self._batch.harmless(shape))
-        )
+        return self._graphs.capture(self._shapes.captured(), self._harmless)
+
+    def graph_bytes(self) -> int:
+        """About what ``capture`` will hold, bytes; captures a little and releases it."""
+        return self._graphs.estimate(self._shapes.captured(), self._harmless)
 
     def close(self) -> None:
-        """Release the graphs. Idempotent."""
+        """Release the graphs and the host's memory of steps. Idempotent."""
         self._graphs.close()
+        self._batch.close()
 
     def forward(self, plan: SchedulerOutput) -> None:
         """Apply the plan's changes, then run the model over its tokens."""
         self._apply_changes(plan)
         if not len(plan.rows):
-            self._hidden = self._inputs = None
+            self._pass = None
             return
         shape = self._shapes.of(plan)
         num_samples = int(plan.samples.sum())
         inputs = self._batch.gather(
             plan, self._states, shape, self._shapes.num_logit_rows(num_samples)
         )
-        self._hidden = self._graphs.run(shape, self._planned(inputs))
-        self._inputs = inputs
+        # All hidden states of a prompt are for its log-probabilities alone.
+        can_narrow = self._narrows(shape)
+        is_narrow = can_narrow and not self._states.prompt_logprobs
+        run = self._planned(inputs, is_narrow)
+        # What was captured of such a shape is narrow.
+        hidden = run() if can_narrow and not is_narrow else self._graphs.run(shape, run)
+        self._pass = _ForwardPass(hidden, inputs, is_narrow)
 
     def sample(self, plan: SchedulerOutput, mask: TokenMask | None) -> DeviceStepHandle:
         """Sample the rows that reached their last known token."""
-        hidden, inputs = self._hidden, self._inputs
-        self._hidden = self._inputs = None
-        if hidden is None or inputs is None:
+        done, self._pass = self._pass, None
+        if done is None:
             return DeviceStepHandle(None, {})
-        corrupt = self._corrupt_rows(plan, hidden, inputs)
-        prompt_logprobs = self._prompt_logprobs(plan, hidden)
-        if not plan.samples.any():
-            return DeviceStepHandle(
-                None, prompt_logprobs, self._event(), corrupt, num_rows=len(plan.rows)
-            )
+        corrupt = self._corrupt_rows(plan, done)
+        prompt_logprobs = self._prompt_logprobs(plan, done.hidden)
+        sampled = self._sampled(plan, done, mask) if plan.samples.any() else None
+        event = self._event()
+        self._batch.hold_until(event)
+        return DeviceStepHandle(sampled, prompt_logprobs, event, corrupt, num_rows=len(plan.rows))
+
+    def _sampled(
+        self,
+        plan: SchedulerOutput,
+        done: _ForwardPass,
+        mask: TokenMask | None,
+    ) -> SampleResult:
+        """Tokens of the sampling rows, which the next step finds where it reads."""
         rows = plan.rows[plan.samples].astype(np.int64)
-        logits = self._model.compute_logits(hidden.index_select(0, inputs.logit_places))
-        logits = logits[: len(rows)]
+        places = done.inputs.logit_places
+        if len(rows) == plan.num_tokens:
+            # One token a row, all of them sample: the places are those of the rows.
+            chosen = done.hidden[: len(places)]
+        elif done.is_narrow:
+            token_rows = done.inputs.views[0].token_rows
+            chosen = done.hidden.index_select(0, token_rows.index_select(0, places))
+        else:
+            chosen = done.hidden.index_select(0, places)
+        logits = self._model.compute_logits(chosen)
+        if len(logits) > len(rows):
+            logits = logits[: len(rows)]
         lengths = (plan.num_computed_tokens + plan.num_scheduled_tokens)[plan.samples]
         lengths = lengths.astype(np.int64)
         num_output = lengths - self._states.num_prompt_tokens[rows]
         sampled = self._sampler.sample(logits, rows, num_output, mask)
-        self._states.append(rows, lengths, sampled.token_ids)
-        return DeviceStepHandle(
-            sampled, prompt_logprobs, self._event(), corrupt, num_rows=len(plan.rows)
-        )
+        self._states.append(done.inputs.append_places, sampled.token_ids)
+        return sampled
 
-    def _corrupt_rows(
-        self, plan: SchedulerOutput, hidden: torch.Tensor, inputs: StepInputs
-    ) -> torch.Tensor | None:
+    def _corrupt_rows(self, plan: SchedulerOutput, done: _ForwardPass) -> torch.Tensor | None:
         """[R] bool: rows with a token whose hidden state is not finite.
 
         Every token attends to itself, so bad keys or values of a token show in its own hidden
-        state. None where each row computed one token and gives its logits: the sampler looks at
-        those.
+        state, and, where the model narrows, in that of the row's last token. None where each row
+        computed one token and gives its logits: the sampler looks at those.
         """
         if len(plan.rows) == plan.num_tokens and plan.samples.all():
             return None
-        bad: torch.Tensor = ~self._finite_rows(hidden)
+        bad: torch.Tensor = ~self._finite_rows(done.hidden)
+        if done.is_narrow:
+            bad[len(plan.rows) :] = False
+            return bad
         bad[plan.num_tokens :] = False
-        view = inputs.views[0]
+        view = done.inputs.views[0]
         counts = bad.new_zeros(view.num_rows, dtype=torch.int32)
         return counts.index_add_(0, view.token_rows, bad.to(torch.int32)) > 0
 
-    def _planned(self, inputs: StepInputs) -> Callable[[], torch.Tensor]:
+    def _harmless(self, shape: StepShape) -> Callable[[], torch.Tensor]:
+        return self._planned(self._batch.harmless(shape), self._narrows(shape))
+
+    def _narrows(self, shape: StepShape) -> bool:
+        """Whether the model may go on with fewer tokens than a step of the shape has."""
+        return self._model.narrows and shape.num_rows < shape.num_tokens
+
+    def _planned(self, inputs: StepInputs, is_narrow: bool) -> Callable[[], torch.Tensor]:
         """Plan attention for ``inputs``; returns what runs the model over them."""
         plans = [
             backend.plan(view) for backend, view in zip(self._backends, inputs.views, strict=True)
         ]
         step = StepContext(inputs.positions, self._layers, plans)
-        return lambda: self._model.forward(inputs.token_ids, step)
+        starts = inputs.views[0].query_start_loc
+
+        def run() -> torch.Tensor:
+            # Made anew in each run, also of a graph: the starts differ from step to step.
+            step.row_ends = starts[1:] - 1 if is_narrow else None
+            return self._model.forward(inputs.token_ids, step)
+
+        return run
 
     def _event(self) -> Event | None:
         """The end of a step; None where the device has no events, for it computes at once."""
@@ -170,6 +218,7 @@ class ModelRunner:
 
     def _apply_changes(self, plan: SchedulerOutput) -> None:
         self._states.remove(plan.freed_rows)
+        self._tables.remove(plan.freed_rows)
         self._sampling.remove(plan.freed_rows)
         for row in plan.new_rows:
             self._states.add(row)

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 
+from cardan.core.config.fallbacks import chosen
 from cardan.core.config.scheduler import SchedulerConfig
 from cardan.core.kvcache.manager import KVCacheManager
 from cardan.core.scheduler.completion import Completion
@@ -36,16 +37,23 @@ class Scheduler:
         max_model_len: int,
         max_step_tokens: int,
     ) -> None:
-        _check_chunking(config, max_model_len, max_step_tokens)
-        self._config = config
+        chunked = chosen(config.enable_chunked_prefill, "scheduler.enable_chunked_prefill")
+        threshold = chosen(
+            config.long_prefill_token_threshold, "scheduler.long_prefill_token_threshold"
+        )
+        if not chunked:
+            _check_whole_prompts(threshold, max_model_len, max_step_tokens)
+        self._is_chunked = chunked
+        self._threshold = threshold
         self._cache = cache
         self._intake = intake
         self._max_step_tokens = max_step_tokens
-        chunked = config.enable_chunked_prefill
         self._mixed_budget = config.mixed_prefill_token_budget if chunked else None
         self._waiting = WaitingQueue()
         self._running = RunningSet()
-        self._table = RowTable(config.max_num_seqs, max_model_len, cache.block_size)
+        self._table = RowTable(
+            chosen(config.max_num_seqs, "scheduler.max_num_seqs"), max_model_len, cache.block_size
+        )
         self._sequences: dict[int, Sequence] = {}
         self._freed_rows: list[int] = []
         self._step_id = 0
@@ -124,7 +132,7 @@ class Scheduler:
         """How running rows share the step with each other and with new sequences."""
         rows = self._running.rows
         needs = self._table.need(rows)
-        if threshold := self._config.long_prefill_token_threshold:
+        if threshold := self._threshold:
             needs = np.minimum(needs, threshold)
         return share_tokens(rows, needs, budget, self._mixed_budget)
 
@@ -252,9 +260,9 @@ class Scheduler:
         num_computed, num_cached = start
         need = sequence.num_to_compute - num_computed
         count = min(need, step.budget)
-        if threshold := self._config.long_prefill_token_threshold:
+        if threshold := self._threshold:
             count = min(count, threshold)
-        is_whole = self._config.enable_chunked_prefill or count == need
+        is_whole = self._is_chunked or count == need
         if not is_whole or self._cache.extend(sequence.blocks, num_computed + count) is None:
             self._cache.free(sequence.blocks)
             return False
@@ -340,17 +348,15 @@ class Scheduler:
         self._outputs.finished[sequence.key] = finish
 
 
-def _check_chunking(config: SchedulerConfig, max_model_len: int, max_step_tokens: int) -> None:
+def _check_whole_prompts(threshold: int, max_model_len: int, max_step_tokens: int) -> None:
     """Without chunks every prompt, also one that returns after a preemption, must fit a step."""
-    if config.enable_chunked_prefill:
-        return
     if max_step_tokens < max_model_len:
         raise ConfigError(
             f"without chunked prefill a step must hold the longest prompt, it holds "
             f"{max_step_tokens} tokens. Remedies: scheduler.max_num_batched_tokens of at least "
             f"{max_model_len}, a smaller --max-model-len, or chunked prefill"
         )
-    if config.long_prefill_token_threshold:
+    if threshold:
         raise ConfigError(
             "scheduler.long_prefill_token_threshold splits prompts and needs chunked prefill. "
             "Remedies: set it to 0, or enable chunked prefill"

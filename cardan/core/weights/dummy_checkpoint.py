@@ -12,8 +12,8 @@ import torch
 from cardan.core.interfaces.errors import WeightsError
 
 _STD: Final = 0.02
-# Numbers drawn for one tensor; a larger tensor repeats them. A prime, so that no row length of a
-# real model divides it and rows differ.
+# Numbers drawn for all tensors: each begins at a place of its own, and a larger one repeats them. A
+# prime, so that no row length of a real model divides it and rows differ.
 _MAX_DRAWS: Final = 262_139
 
 
@@ -35,6 +35,8 @@ class DummyCheckpoint:
         self.config = config
         self._shapes = dict(shapes)
         self._seed = seed
+        generator = torch.Generator().manual_seed(seed)
+        self._draws = torch.empty(_MAX_DRAWS).normal_(0.0, _STD, generator=generator)
         # Gemma's norms scale by 1 + weight.
         gemma = str(config.get("model_type", "")).startswith("gemma")
         self._norm_offset = 0.0 if gemma else 1.0
@@ -55,8 +57,7 @@ class DummyCheckpoint:
         shape = self.shape(name)
         numel = math.prod(shape)
         digest = hashlib.blake2b(f"{self._seed}:{name}".encode(), digest_size=7).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-        draws = torch.empty(min(numel, _MAX_DRAWS)).normal_(0.0, _STD, generator=generator)
+        draws = self._draws.roll(int.from_bytes(digest, "little") % _MAX_DRAWS)[:numel]
         if name.endswith("norm.weight"):
             draws += self._norm_offset
         draws = draws.to(dtype or torch.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,13 @@ from cardan.core.types.ggml import BLOCK_TYPES, GGMLType
 from cardan.core.weights.gguf_config import hf_config_from_gguf
 from cardan.core.weights.gguf_dequant import PLAIN_DTYPES, dequantize
 from cardan.core.weights.gguf_file import GGUFFile, GGUFTensor
-from cardan.core.weights.gguf_names import ROPE_FREQS, Stored, TensorSource, map_tensor_names
+from cardan.core.weights.gguf_names import (
+    EXPERTS,
+    ROPE_FREQS,
+    Stored,
+    TensorSource,
+    map_tensor_names,
+)
 
 _ROPE_SOURCE: Final = TensorSource(ROPE_FREQS, Stored.SAME)
 
@@ -39,7 +46,7 @@ class GGUFCheckpoint:
         try:
             _check_whole(self.file)
             self.config: Mapping[str, Any] = hf_config_from_gguf(self.file)
-            self._sources = _sources(self.file)
+            self._sources = _sources(self.file, self.config.get("num_experts"))
         except BaseException:
             self.file.close()
             raise
@@ -50,7 +57,7 @@ class GGUFCheckpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, without reading its data."""
-        return self._entry(self._source(name)).shape
+        return self._shape(self._source(name))
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The tensor, decoded; a view of the mapped file where nothing has to be changed."""
@@ -63,7 +70,7 @@ class GGUFCheckpoint:
             if source.stored is Stored.PLUS_ONE:
                 # In float32, since the sum has lost nothing there yet.
                 return (dequantize(raw, entry.type_id, entry.shape, torch.float32) - 1).to(wanted)
-            return dequantize(raw, entry.type_id, entry.shape, wanted)
+            return dequantize(raw, entry.type_id, self._shape(source), wanted)
         except WeightsError as error:
             raise WeightsError(f"{self.describe(name)}: {error}") from error
 
@@ -72,10 +79,11 @@ class GGUFCheckpoint:
         source = self._source(name)
         entry = self._entry(source)
         format = entry.type_name.lower()
-        if format not in BLOCK_TYPES or len(entry.shape) != 2 or source.stored is Stored.PLUS_ONE:
+        shape = self._shape(source)
+        if format not in BLOCK_TYPES or len(shape) != 2 or source.stored is Stored.PLUS_ONE:
             return None
         raw = self._raw(name, source)
-        num_rows, in_features = entry.shape
+        num_rows, in_features = shape
         # torch takes writable memory only.
         data = torch.from_numpy(raw if raw.flags.writeable else raw.copy())
         return StoredBlocks(format, in_features, data.view(num_rows, -1))
@@ -103,9 +111,16 @@ class GGUFCheckpoint:
     def _entry(self, source: TensorSource) -> GGUFTensor:
         return self.file.tensors[source.gguf_name]
 
+    def _shape(self, source: TensorSource) -> tuple[int, ...]:
+        shape = self._entry(source).shape
+        return shape if source.expert is None else shape[1:]
+
     def _raw(self, name: str, source: TensorSource) -> npt.NDArray[np.uint8]:
         """The stored bytes, rows in the order that Hugging Face checkpoints have."""
         raw = self.file.raw(source.gguf_name)
+        if source.expert is not None:
+            size = len(raw) // self._entry(source).shape[0]
+            return raw[source.expert * size : (source.expert + 1) * size]
         if source.stored in (Stored.SAME, Stored.PLUS_ONE):
             return raw
         num_rows = self._entry(source).shape[0]
@@ -129,11 +144,35 @@ def _check_whole(file: GGUFFile) -> None:
         )
 
 
-def _sources(file: GGUFFile) -> dict[str, TensorSource]:
+def _sources(file: GGUFFile, num_experts: int | None) -> dict[str, TensorSource]:
     try:
-        return map_tensor_names(str(file.metadata["general.architecture"]), file.tensors)
+        mapped = map_tensor_names(str(file.metadata["general.architecture"]), file.tensors)
+        sources: dict[str, TensorSource] = {}
+        for name, source in mapped.items():
+            if EXPERTS in name:
+                sources |= _sources_of_experts(file, name, source, num_experts)
+            else:
+                sources[name] = source
+        return sources
     except WeightsError as error:
         raise WeightsError(f"{file.path}: {error}") from error
+
+
+def _sources_of_experts(
+    file: GGUFFile, name: str, stack: TensorSource, num_experts: int | None
+) -> dict[str, TensorSource]:
+    """The tensors of a stack by the names of single experts."""
+    shape = file.tensors[stack.gguf_name].shape
+    if len(shape) != 3 or shape[0] != num_experts:
+        raise WeightsError(
+            f"tensor {stack.gguf_name!r}: has shape {shape}, not those of {num_experts} experts "
+            "one after the other"
+        )
+    layer, _, projection = name.partition(EXPERTS)
+    return {
+        f"{layer}{EXPERTS}{expert}.{projection}": replace(stack, expert=expert)
+        for expert in range(num_experts)
+    }
 
 
 def _deinterleave_rows(

@@ -28,9 +28,12 @@ _HF_MODELS: Final = {
     "llama": ("LlamaForCausalLM", "llama"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
     "gemma2": ("Gemma2ForCausalLM", "gemma2"),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
 }
+# The architecture with mixtures of experts.
+_MIXTURE: Final = "qwen3moe"
 # The models whose attention is scaled by hidden_size / heads, told by their number of layers.
 _WIDE_SCALE_LAYERS: Final = {"gemma2": 46, "gemma3": 62}
 # Ends of a turn that chat models stop at, where the file does not name the token.
@@ -56,16 +59,18 @@ def hf_config_from_gguf(file: GGUFFile) -> dict[str, Any]:
             config |= _gemma_fields(metadata, architecture, config)
         else:
             config |= _window_fields(metadata, architecture)
+        if architecture == _MIXTURE:
+            config |= _expert_fields(file, metadata, config["num_hidden_layers"])
         return config
     except WeightsError as error:
         raise WeightsError(f"{file.path}: {error}") from error
 
 
 def _common_fields(file: GGUFFile, metadata: GGUFMetadata, architecture: str) -> dict[str, Any]:
-    if metadata.optional_integer("expert_count"):
+    if architecture != _MIXTURE and metadata.optional_integer("expert_count"):
         raise WeightsError(
-            f"metadata '{architecture}.expert_count': mixtures of experts are not read from GGUF; "
-            "use the model's safetensors files instead"
+            f"metadata '{architecture}.expert_count': mixtures of experts are read from GGUF for "
+            f"{_MIXTURE!r} only; use the model's safetensors files instead"
         )
     hf_architecture, model_type = _HF_MODELS[architecture]
     num_heads = metadata.integer("attention.head_count")
@@ -165,6 +170,21 @@ def _window_fields(metadata: GGUFMetadata, architecture: str) -> dict[str, Any]:
             "sliding_window": window,
         }
     return {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
+
+
+def _expert_fields(file: GGUFFile, metadata: GGUFMetadata, num_layers: int) -> dict[str, Any]:
+    """Layers without a router are dense. llama.cpp always renormalises the weights."""
+    routers = "blk.{}.ffn_gate_inp.weight"
+    return {
+        "num_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [
+            layer for layer in range(num_layers) if routers.format(layer) not in file.tensors
+        ],
+    }
 
 
 def _gemma_fields(

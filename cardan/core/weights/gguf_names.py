@@ -32,10 +32,14 @@ class Stored(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Where the tensor of a Hugging Face name comes from."""
+    """Where the tensor of a Hugging Face name comes from.
+
+    ``expert``: which part of a stack of all experts' tensors it is, along the first axis.
+    """
 
     gguf_name: str
     stored: Stored
+    expert: int | None = None
 
 
 _TOP: Final = {
@@ -53,6 +57,14 @@ _LAYER: Final = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# Stacks of all experts' tensors, whose names get the expert's number behind `EXPERTS`.
+EXPERTS: Final = ".mlp.experts."
+_MIXTURE: Final = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
 _PRE_NORM: Final = {"ffn_norm": "post_attention_layernorm"}
 _QK_NORM: Final = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _SANDWICH_NORM: Final = {
@@ -64,6 +76,7 @@ _LAYER_NAMES: Final[dict[str, dict[str, str]]] = {
     "llama": _LAYER | _PRE_NORM,
     "qwen2": _LAYER | _PRE_NORM,
     "qwen3": _LAYER | _PRE_NORM | _QK_NORM,
+    "qwen3moe": _LAYER | _PRE_NORM | _QK_NORM | _MIXTURE,
     "gemma2": _LAYER | _SANDWICH_NORM,
     "gemma3": _LAYER | _SANDWICH_NORM | _QK_NORM,
 }
@@ -89,7 +102,7 @@ def check_architecture(architecture: object) -> str:
 def map_tensor_names(architecture: str, gguf_names: Iterable[str]) -> dict[str, TensorSource]:
     """Map Hugging Face names to their sources in a GGUF file.
 
-    `rope_freqs.weight` is left out: see `ROPE_FREQS`.
+    `rope_freqs.weight` is left out: see `ROPE_FREQS`. Stacks of experts are mapped as a whole.
 
     Raises:
         WeightsError: the architecture is unknown, or a tensor has no place in it.

@@ -14,6 +14,7 @@ from cardan.core.interfaces.errors import WeightsError
 from cardan.core.types.errors import shown
 from cardan.core.weights.file_pages import release_mapping
 from cardan.core.weights.hf_config import load_hf_config, load_json_object
+from cardan.core.weights.stacked_experts import ExpertPart, parts_of_stack, stack_names
 
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
@@ -24,7 +25,7 @@ class HFCheckpoint:
     """Reads `model.safetensors`, or the shards that `model.safetensors.index.json` names.
 
     Owns the mappings of its shards, each opened when its first tensor is asked for. Satisfies
-    `Checkpoint`.
+    `Checkpoint`. Stacks of experts are seen expert by expert: see `stacked_experts`.
 
     Raises:
         WeightsError: files are missing, damaged, disagree with the index, or are pickles.
@@ -38,26 +39,27 @@ class HFCheckpoint:
         # An address in the mapping of each shard that was read.
         self._addresses: dict[str, int] = {}
         self._file_of = self._locate_tensors()
+        self._parts = self._part_stacks()
 
     def names(self) -> frozenset[str]:
         """The names of all tensors."""
-        return frozenset(self._file_of)
+        stacks = {part.stack for part in self._parts.values()}
+        return frozenset(self._file_of).difference(stacks)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, without reading its data."""
-        return tuple(self._shard_with(name).get_slice(name).get_shape())
+        part = self._parts.get(name)
+        if part is not None:
+            return part.stop - part.start, self._stored_shape(part.stack)[-1]
+        return self._stored_shape(name)
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The tensor, a view of the mapped file unless `dtype` is another type than the stored."""
-        shard = self._shard_with(name)
-        try:
-            tensor: torch.Tensor = shard.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise WeightsError(
-                f"{self.directory / self._file_of[name]}: tensor {name!r}: {error}"
-            ) from error
-        if tensor.numel():
-            self._addresses[self._file_of[name]] = tensor.data_ptr()
+        part = self._parts.get(name)
+        if part is None:
+            tensor = self._stored_tensor(name)
+        else:
+            tensor = self._stored_tensor(part.stack)[part.expert, part.start : part.stop]
         return tensor if dtype is None else tensor.to(dtype)
 
     def stored(self, name: str) -> None:
@@ -77,6 +79,30 @@ class HFCheckpoint:
         """Give up the mappings; tensors handed out stay valid. A later read opens them again."""
         self._shards.clear()
         self._addresses.clear()
+
+    def _stored_tensor(self, name: str) -> torch.Tensor:
+        shard = self._shard_with(name)
+        try:
+            tensor: torch.Tensor = shard.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(
+                f"{self.directory / self._file_of[name]}: tensor {name!r}: {error}"
+            ) from error
+        if tensor.numel():
+            self._addresses[self._file_of[name]] = tensor.data_ptr()
+        return tensor
+
+    def _stored_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._shard_with(name).get_slice(name).get_shape())
+
+    def _part_stacks(self) -> dict[str, ExpertPart]:
+        """Puts the names of experts' parts in the place of their stacks' names."""
+        parts: dict[str, ExpertPart] = {}
+        for stack in list(stack_names(self._file_of)):
+            found = parts_of_stack(stack, self._stored_shape(stack))
+            parts |= found
+            self._file_of |= dict.fromkeys(found, self._file_of[stack])
+        return parts
 
     def _file(self, name: str) -> str:
         file = self._file_of.get(name)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from cardan.core.interfaces.attention import AttentionNeed, LayerParams
+from cardan.core.interfaces.attention import AttentionNeed, HeadRotation, LayerParams
 from cardan.core.interfaces.model import BuildContext, StepContext, WeightSlot
 from cardan.core.types.kv import SCALE_BYTES, KVCacheSpec
 from cardan.models.layers.decoder_config import DecoderConfig
@@ -14,7 +14,7 @@ from cardan.models.layers.norm import RMSNormWeight
 
 
 class SelfAttention(nn.Module):
-    """x [T, hidden_size] -> [T, hidden_size].
+    """x [T, hidden_size] -> [T, hidden_size], or [R, hidden_size] of the tokens ``ends`` [R].
 
     ``cos_sin`` is the rotary table of the layer, shared with other layers.
     """
@@ -45,13 +45,15 @@ class SelfAttention(nn.Module):
         )
         self._build = build
 
-    def forward(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, step: StepContext, ends: torch.Tensor | None = None
+    ) -> torch.Tensor:
         num_heads, num_kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
         qkv = self.qkv_proj(x).unflatten(-1, (num_heads + 2 * num_kv_heads, self._head_dim))
         q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=-2)
-        q, k = self.rotation(q, k, step.positions)
-        attended = step.attend(self._index, q, k, v, self._params)
-        out: torch.Tensor = self.o_proj(attended.flatten(-2))
+        rotation = self.rotation.for_attention
+        attended = step.attend(self._index, q, k, v, self._params, rotation).flatten(-2)
+        out: torch.Tensor = self.o_proj(rows_of(attended, ends))
         return out
 
     def weight_slots(self) -> Iterator[WeightSlot]:
@@ -89,21 +91,33 @@ class SelfAttention(nn.Module):
         )
 
 
+def rows_of(x: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
+    """The rows of x at ``places``; all of them where it is None."""
+    return x if places is None else x.index_select(0, places)
+
+
 class Rotation(nn.Module):
     """Rotates queries [T, num_heads, head_dim] and keys [T, num_kv_heads, head_dim]."""
 
     def __init__(self, config: DecoderConfig, cos_sin: torch.Tensor, build: BuildContext) -> None:
         super().__init__()
-        self._cos_sin = cos_sin
-        self._rotate = build.ops.bind(
-            "rotary_embedding", dtype=dtype_name(build.dtype), head_dim=config.attention.head_dim
-        )
+        use: dict[str, int | str] = {
+            "dtype": dtype_name(build.dtype),
+            "head_dim": config.attention.head_dim,
+        }
+        rotate = build.ops.bind("rotary_embedding", **use)
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        rotated_q, rotated_k = self._rotate(q, k, self._cos_sin, positions)
-        return rotated_q, rotated_k
+        def rotated(
+            q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            found: tuple[torch.Tensor, torch.Tensor] = rotate(q, k, cos_sin, positions)
+            return found
+
+        self.for_attention = HeadRotation(
+            rotate=rotated,
+            provider=build.ops.resolve("rotary_embedding", **use).provider,
+            cos_sin=cos_sin,
+        )
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """No weights."""
@@ -117,23 +131,37 @@ class NormedRotation(nn.Module):
         self, prefix: str, config: DecoderConfig, cos_sin: torch.Tensor, build: BuildContext
     ) -> None:
         super().__init__()
-        head_dim, offset = config.attention.head_dim, config.norm_offset
-        self._cos_sin = cos_sin
-        self._eps = config.rms_norm_eps
+        head_dim, offset, eps = (
+            config.attention.head_dim,
+            config.norm_offset,
+            config.rms_norm_eps,
+        )
         self.q_norm = RMSNormWeight(f"{prefix}q_norm", head_dim, offset, build)
         self.k_norm = RMSNormWeight(f"{prefix}k_norm", head_dim, offset, build)
-        self._norm_and_rotate = build.ops.bind(
-            "qk_norm_rope", dtype=dtype_name(build.dtype), head_dim=head_dim, hidden=head_dim
-        )
-
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        use: dict[str, int | str] = {
+            "dtype": dtype_name(build.dtype),
+            "head_dim": head_dim,
+            "hidden": head_dim,
+        }
+        norm_and_rotate = build.ops.bind("qk_norm_rope", **use)
         weights = (self.q_norm.weight, self.k_norm.weight)
-        normed_q, normed_k = self._norm_and_rotate(
-            q, k, *weights, self._eps, self._cos_sin, positions
+
+        def rotated(
+            q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            found: tuple[torch.Tensor, torch.Tensor] = norm_and_rotate(
+                q, k, *weights, eps, cos_sin, positions
+            )
+            return found
+
+        self.for_attention = HeadRotation(
+            rotate=rotated,
+            provider=build.ops.resolve("qk_norm_rope", **use).provider,
+            cos_sin=cos_sin,
+            q_weight=weights[0],
+            k_weight=weights[1],
+            eps=eps,
         )
-        return normed_q, normed_k
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         yield from self.q_norm.weight_slots()

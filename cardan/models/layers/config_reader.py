@@ -93,6 +93,17 @@ class ConfigReader:
             raise self.refuse(key, "must be a list of strings")
         return tuple(value)
 
+    def counts(self, key: str) -> tuple[int, ...]:
+        """A list of integers that are not negative; empty if it is missing."""
+        value = self._config.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or not all(
+            isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value
+        ):
+            raise self.refuse(key, "must be a list of integers that are not negative")
+        return tuple(value)
+
     def section(self, key: str) -> "ConfigReader | None":
         """A nested object, or None."""
         value = self._config.get(key)

@@ -1,5 +1,6 @@
 """A whole decoder, built from its numbers."""
 
+import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,10 +15,13 @@ from cardan.models.layers.config_reader import ConfigReader
 from cardan.models.layers.decoder_config import DecoderConfig
 from cardan.models.layers.decoder_layer import DecoderLayer, SandwichDecoderLayer
 from cardan.models.layers.embedding import LMHead, TokenEmbedding, vocabulary_slots
-from cardan.models.layers.linear import Linear
+from cardan.models.layers.experts import ExpertMixture
+from cardan.models.layers.linear import Linear, dtype_name
 from cardan.models.layers.norm import RMSNorm
 from cardan.models.layers.rope_config import RopeConfig
 from cardan.models.layers.rotary import cos_sin_cache
+
+_LOG = logging.getLogger("cardan.engine")
 
 
 class DecoderForCausalLM(nn.Module, CausalLM):
@@ -35,6 +39,13 @@ class DecoderForCausalLM(nn.Module, CausalLM):
     def __init__(self, config: Mapping[str, Any], build: BuildContext) -> None:
         super().__init__()
         self.config = self.read_config(ConfigReader(config))
+        if self.config.experts is not None and build.quantization is not None and not build.rank:
+            _LOG.warning(
+                "quantization %s: the experts' weights are kept in %s, since no kernel computes on "
+                "quantised ones yet",
+                build.quantization.name,
+                dtype_name(build.dtype),
+            )
         tables: dict[RopeConfig, torch.Tensor] = {}
         for layer in self.config.layers:
             if layer.rope not in tables:
@@ -46,6 +57,7 @@ class DecoderForCausalLM(nn.Module, CausalLM):
             for index, layer in enumerate(self.config.layers)
         )
         self.norm = RMSNorm("model.norm", self.config, build)
+        self.narrows = self.config.layers[-1].window is None
         self.lm_head = LMHead(self.config, build)
 
     @classmethod
@@ -61,7 +73,7 @@ class DecoderForCausalLM(nn.Module, CausalLM):
 
     def finish_loading(self) -> None:
         for module in self.modules():
-            if isinstance(module, Linear | LMHead | TokenEmbedding):
+            if isinstance(module, ExpertMixture | Linear | LMHead | TokenEmbedding):
                 module.finish_loading()
 
     def kv_specs(self) -> Sequence[KVCacheSpec]:
@@ -73,8 +85,11 @@ class DecoderForCausalLM(nn.Module, CausalLM):
     def forward(self, token_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         x = self.embed_tokens(token_ids)
         residual = None
-        for layer in self.layers:
+        *layers, last_layer = self.layers
+        for layer in layers:
             x, residual = layer(x, residual, step)
+        ends = step.row_ends if self.narrows else None
+        x, residual = last_layer(x, residual, step, ends)
         normed, _ = self.norm.add(x, residual)
         return normed
 

@@ -24,10 +24,40 @@ _ACTIVATIONS: Final[dict[str, Activation]] = {
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """What differs from layer to layer. ``window`` as in ``LayerParams``."""
+    """What differs from layer to layer. ``window`` as in ``LayerParams``.
+
+    ``has_experts``: the MLP is a mixture of experts.
+    """
 
     rope: RopeConfig
     window: int | None = None
+    has_experts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What checkpoints call a layer's mixture, and the projections of an expert."""
+
+    mixture: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """Mixtures of experts: gated MLPs with SiLU, of which ``top_k`` serve a token.
+
+    ``intermediate_size`` is an expert's, on all ranks together; ``size_key`` is the config's key
+    for it. ``renormalize``: the weights of the chosen experts add up to 1.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    size_key: str
+    renormalize: bool
+    names: ExpertNames = ExpertNames()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +83,7 @@ class DecoderConfig:
     """A decoder-only transformer with gated MLPs and RMS norms.
 
     Attributes:
+        experts: of the layers that have them.
         norm_offset: added to every stored norm weight (Gemma stores weight - 1).
         sandwich_norms: norms after attention and after the MLP too, before the residual sums.
         embedding_scale: multiplies embeddings, rounded to the model's dtype first.
@@ -67,6 +98,7 @@ class DecoderConfig:
     tie_word_embeddings: bool
     attention: AttentionConfig
     layers: tuple[LayerConfig, ...]
+    experts: ExpertsConfig | None = None
     mlp_bias: bool = False
     norm_offset: float = 0.0
     sandwich_norms: bool = False
@@ -108,6 +140,31 @@ def read_attention(config: ConfigReader, default_head_dim: int | None = None) ->
     head_dim = config.integer("head_dim", default_head_dim or hidden_size // num_heads)
     return AttentionConfig(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, scale=head_dim**-0.5
+    )
+
+
+def read_experts(
+    config: ConfigReader, size_key: str, renormalize: bool, names: ExpertNames
+) -> ExpertsConfig:
+    """The mixtures of a config, whose experts have the intermediate size under ``size_key``.
+
+    The number of experts is ``num_experts`` or ``num_local_experts``, as transformers from 5 on
+    writes it.
+    """
+    key = "num_experts" if "num_experts" in config else "num_local_experts"
+    num_experts = config.integer(key)
+    top_k = config.integer("num_experts_per_tok")
+    if top_k > num_experts:
+        raise config.refuse("num_experts_per_tok", f"exceeds {key} ({num_experts})")
+    if read_activation(config, "hidden_act", "silu") != "silu":
+        raise config.refuse("hidden_act", "experts are computed with silu only")
+    return ExpertsConfig(
+        num_experts=num_experts,
+        top_k=top_k,
+        intermediate_size=config.integer(size_key),
+        size_key=size_key,
+        renormalize=renormalize,
+        names=names,
     )
 
 

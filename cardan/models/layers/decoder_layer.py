@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from cardan.core.interfaces.model import BuildContext, StepContext, WeightSlot
-from cardan.models.layers.attention import SelfAttention
+from cardan.models.layers.attention import SelfAttention, rows_of
 from cardan.models.layers.decoder_config import DecoderConfig
+from cardan.models.layers.experts import ExpertMixture
 from cardan.models.layers.mlp import GatedMLP
 from cardan.models.layers.norm import RMSNorm
 
@@ -25,16 +26,26 @@ class DecoderLayer(nn.Module):
         super().__init__()
         prefix = f"model.layers.{index}."
         self.self_attn = SelfAttention(index, config, cos_sin, build)
-        self.mlp = GatedMLP(f"{prefix}mlp.", config, build)
+        self.mlp: GatedMLP | ExpertMixture
+        if config.experts is not None and config.layers[index].has_experts:
+            self.mlp = ExpertMixture(prefix, config.hidden_size, config.experts, build)
+        else:
+            self.mlp = GatedMLP(f"{prefix}mlp.", config, build)
         self.input_layernorm = RMSNorm(f"{prefix}input_layernorm", config, build)
         self.post_attention_layernorm = RMSNorm(f"{prefix}post_attention_layernorm", config, build)
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, step: StepContext
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        step: StepContext,
+        ends: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [T, hidden_size] and the residual -> the same for the next layer."""
+        """x [T, hidden_size] and the residual -> the same for the next layer; of the tokens
+        ``ends`` alone, if these are given, once attention has seen all."""
         x, residual = self.input_layernorm.add(x, residual)
-        x, residual = self.post_attention_layernorm.add(self.self_attn(x, step), residual)
+        x, residual = self.self_attn(x, step, ends), rows_of(residual, ends)
+        x, residual = self.post_attention_layernorm.add(x, residual)
         return self.mlp(x), residual
 
     def weight_slots(self) -> Iterator[WeightSlot]:
@@ -63,10 +74,15 @@ class SandwichDecoderLayer(DecoderLayer):
         )
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, step: StepContext
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        step: StepContext,
+        ends: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x, residual = self.input_layernorm.add(x, residual)
-        x = self.post_attention_layernorm(self.self_attn(x, step))
+        x, residual = self.self_attn(x, step, ends), rows_of(residual, ends)
+        x = self.post_attention_layernorm(x)
         x, residual = self.pre_feedforward_layernorm.add(x, residual)
         return self.post_feedforward_layernorm(self.mlp(x)), residual
 

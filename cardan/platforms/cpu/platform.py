@@ -26,6 +26,7 @@ from cardan.platforms.cpu.cpu_info import (
 )
 from cardan.platforms.cpu.native.block_providers import BLOCK_PROVIDERS
 from cardan.platforms.cpu.native.elementwise_providers import ELEMENTWISE_PROVIDERS
+from cardan.platforms.cpu.native.expert_providers import EXPERT_PROVIDERS
 from cardan.platforms.cpu.native.library import native_status
 from cardan.platforms.cpu.native.providers import LINEAR_PROVIDERS
 from cardan.platforms.cpu.native.sampling_providers import SAMPLING_PROVIDERS
@@ -55,6 +56,7 @@ _PROVIDERS: tuple[Provider, ...] = (
     *LINEAR_PROVIDERS,
     *BLOCK_PROVIDERS,
     *ELEMENTWISE_PROVIDERS,
+    *EXPERT_PROVIDERS,
     *SAMPLING_PROVIDERS,
     Provider(
         op="rms_norm",
@@ -140,13 +142,6 @@ class CpuPlatform(Platform):
             ),
             Constraint("cache.block_size", "==", 16, "small blocks waste little memory", "prefer"),
             Constraint(
-                "scheduler.max_num_batched_tokens",
-                "==",
-                min(2048, max(512, 2 * prompt_tokens)),
-                "longer steps compute no faster and make others wait",
-                "prefer",
-            ),
-            Constraint(
                 "scheduler.mixed_prefill_token_budget",
                 "==",
                 prompt_tokens,
@@ -154,14 +149,7 @@ class CpuPlatform(Platform):
                 "prefer",
             ),
             Constraint("model.dtype", "==", dtype, "the fastest dtype of this CPU", "prefer"),
-            Constraint(
-                "cache.kv_cache_memory_bytes",
-                "==",
-                min(_MOST_KV_BYTES, memory_info(self._root).free // 4)
-                // config.get("parallel.tensor_parallel_size"),
-                "a quarter of the free memory, at most 4 GiB, leaves the host usable",
-                "prefer",
-            ),
+            *self._cache_size(config),
         )
 
     def child_env(self, role: Role, devices: Sequence[DeviceInfo]) -> Mapping[str, str]:
@@ -197,6 +185,21 @@ class CpuPlatform(Platform):
         set_by_user = {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ}
         facts = placement_facts(self._root)
         return {"torch": _torch_version(), "kernels": native_status(), **facts, **set_by_user}
+
+    def _cache_size(self, config: ConfigView) -> tuple[Constraint, ...]:
+        """None where the user asked for a share of the memory."""
+        if config.get("cache.memory_utilization") is not None:
+            return ()
+        num_bytes = min(_MOST_KV_BYTES, memory_info(self._root).free // 4)
+        return (
+            Constraint(
+                "cache.kv_cache_memory_bytes",
+                "==",
+                num_bytes // config.get("parallel.tensor_parallel_size"),
+                "a quarter of the free memory, at most 4 GiB, leaves the host usable",
+                "prefer",
+            ),
+        )
 
     def _num_threads(self, device: DeviceInfo) -> int:
         """The number in the device's details, which a setting of the user replaces."""

@@ -1,7 +1,7 @@
 """A GPU as an opened device."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -50,12 +50,14 @@ class CudaDevice(TorchDevice):
             yield
 
     def close(self) -> None:
-        """Free the pools and what torch keeps of freed tensors."""
-        self.synchronize()
-        super().close()
-        gc.collect()  # a model's modules refer to each other
-        with torch.cuda.device(self._torch_device):
-            torch.cuda.empty_cache()
+        """Free the pools and what torch keeps of freed tensors; of a device that failed, too."""
+        try:
+            self.synchronize()
+        finally:
+            super().close()
+            gc.collect()  # a model's modules refer to each other
+            with torch.cuda.device(self._torch_device):
+                torch.cuda.empty_cache()
 
 
 def open_device(info: DeviceInfo, capabilities: Capabilities) -> CudaDevice:
@@ -64,7 +66,6 @@ def open_device(info: DeviceInfo, capabilities: Capabilities) -> CudaDevice:
     Raises:
         PluginError: torch does not see it, or cannot start CUDA.
     """
-    wanted = info.details.get("uuid", "").removeprefix("GPU-")
     try:
         uuids = [
             str(torch.cuda.get_device_properties(index).uuid)
@@ -72,10 +73,23 @@ def open_device(info: DeviceInfo, capabilities: Capabilities) -> CudaDevice:
         ]
     except RuntimeError as error:
         raise PluginError(f"torch {torch.__version__} cannot start CUDA: {error}") from error
-    if wanted in uuids:
-        return CudaDevice(info, capabilities, uuids.index(wanted))
+    index = _index(info.details, uuids)
+    if index is not None:
+        return CudaDevice(info, capabilities, index)
     raise PluginError(
         f"torch {torch.__version__} does not see {info.name} ({info.details.get('uuid')}) among "
-        f"its {len(uuids)} CUDA devices; is the driver ({info.details.get('driver')}) new enough "
-        "for this build of torch?"
+        f"its {len(uuids)} CUDA devices; if CUDA_VISIBLE_DEVICES has numbers, set "
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID, so that they mean the same devices for CUDA as for the "
+        f"driver; else the driver ({info.details.get('driver')}) may be too old for this build of "
+        "torch"
     )
+
+
+def _index(details: Mapping[str, str], uuids: Sequence[str]) -> int | None:
+    """The CUDA device with the UUID; an instance of a divided GPU is the only one of its process,
+    and may go by the whole GPU's."""
+    uuid = details.get("uuid", "")
+    wanted = uuid.removeprefix("GPU-").removeprefix("MIG-")
+    if wanted in uuids:
+        return uuids.index(wanted)
+    return 0 if uuid.startswith("MIG-") and len(uuids) == 1 else None

@@ -14,9 +14,12 @@ class CudaGraph(Graph):
     """One graph. Its results and scratch lie in ``pool``, which lives as long as any of its
     graphs."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, pool: Any, num_bytes: int) -> None:
+    def __init__(
+        self, graph: torch.cuda.CUDAGraph, pool: Any, num_bytes: int, device: torch.device
+    ) -> None:
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._num_bytes = num_bytes
+        self._device = device
         self.pool = pool
 
     def replay(self) -> None:
@@ -25,11 +28,13 @@ class CudaGraph(Graph):
         self._graph.replay()
 
     def release(self) -> None:
-        if self._graph is not None:
-            torch.cuda.synchronize()
-            self._graph.reset()
-        self._graph = None
-        self._num_bytes = 0
+        graph, self._graph, self._num_bytes = self._graph, None, 0
+        if graph is None:
+            return
+        try:
+            torch.cuda.synchronize(self._device)
+        finally:
+            graph.reset()
 
     @property
     def num_bytes(self) -> int:
@@ -40,7 +45,7 @@ class CudaGraph(Graph):
 def capture_graph(
     launch: Callable[[], None], stream: torch.cuda.Stream, shared: Graph | None
 ) -> CudaGraph:
-    """Record what ``launch`` queues on ``stream``.
+    """Record what ``launch`` queues on ``stream``, the current one meanwhile.
 
     An exception of ``launch`` reaches the caller, and the device can be used on.
 
@@ -52,22 +57,29 @@ def capture_graph(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         stream.synchronize()
+        if not isinstance(shared, CudaGraph):
+            # Graphs cannot use what torch keeps of freed tensors.
+            torch.cuda.empty_cache()
         before = torch.cuda.mem_get_info()[0]
         try:
-            _record(graph, launch, pool)
+            _record(graph, launch, pool, stream.device.index)
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"a captured step needs more than the {before / 2**20:.0f} MiB that are free; "
                 "lower cache.memory_utilization, scheduler.max_num_seqs or "
                 "scheduler.max_num_batched_tokens, or set device.enforce_eager"
             ) from error
-        except torch.AcceleratorError as error:
+        except RuntimeError as error:
+            if not _is_refusal(error):
+                raise
             raise UnsupportedError(f"this work cannot be captured: {_first_line(error)}") from error
         grown = before - torch.cuda.mem_get_info()[0]
-    return CudaGraph(graph, pool, max(0, grown))
+    return CudaGraph(graph, pool, max(0, grown), stream.device)
 
 
-def _record(graph: torch.cuda.CUDAGraph, launch: Callable[[], None], pool: Any) -> None:
+def _record(
+    graph: torch.cuda.CUDAGraph, launch: Callable[[], None], pool: Any, device_index: int
+) -> None:
     # Other threads may go on using the device.
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
@@ -75,9 +87,26 @@ def _record(graph: torch.cuda.CUDAGraph, launch: Callable[[], None], pool: Any) 
     except BaseException:
         # The capture may be void already, which is no news beside the first error.
         with contextlib.suppress(RuntimeError):
-            graph.capture_end()
+            _end(graph, pool, device_index)
         raise
-    graph.capture_end()
+    _end(graph, pool, device_index)
+
+
+def _end(graph: torch.cuda.CUDAGraph, pool: Any, device_index: int) -> None:
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        # Where CUDA declares the capture void torch goes on directing allocations to the pool,
+        # and never gives it up. Where it did end that, it refuses here.
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(device_index, pool)  # noqa: SLF001
+            torch._C._cuda_releasePool(device_index, pool)  # noqa: SLF001
+        raise
+
+
+def _is_refusal(error: RuntimeError) -> bool:
+    """Whether CUDA, torch or a launcher of kernels says that it cannot do this in a capture."""
+    return isinstance(error, torch.AcceleratorError) or "captur" in str(error).lower()
 
 
 def _first_line(error: Exception) -> str:

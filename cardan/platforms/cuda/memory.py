@@ -1,14 +1,24 @@
-"""Memory of one GPU: pools, page-locked host memory, and what is free."""
+"""Memory of one GPU: pools, page-locked host memory, what is free, and sleep."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from cardan.core.interfaces.attention import KVLayout
 from cardan.core.interfaces.device import Event, Stream
-from cardan.core.interfaces.memory import HostPool, KVPool, MemoryInfo
+from cardan.core.interfaces.errors import OutOfMemoryError, UnsupportedError
+from cardan.core.interfaces.memory import HostPool, KVPool, MemoryInfo, MemoryStats, WakeReport
 from cardan.core.interfaces.torch_device import TorchKVPool, TorchMemoryAllocator
 from cardan.core.types.kv import KVCacheGroup
+from cardan.platforms.cuda.host_pool import CudaHostPool
+from cardan.platforms.cuda.sleep import SleepingStorages, StorageRecord
 from cardan.platforms.cuda.streams import CudaEvent, CudaStream
+
+# Levels of ``sleep``: contents of weights are kept on the host; they are dropped.
+_KEEPS, _DROPS = 1, 2
+_WEIGHTS, _KV = "weights", "kv"
 
 
 def memory_info(device: torch.device) -> MemoryInfo:
@@ -25,6 +35,10 @@ class CudaMemoryAllocator(TorchMemoryAllocator):
         super().__init__(device, lambda: memory_info(device))
         self._main = main
         self._host_pools: list[CudaHostPool] = []
+        self._weights = StorageRecord(device)
+        self._sleeping = SleepingStorages(self._kept_bytes)
+        self._asleep: frozenset[str] = frozenset()
+        self._lost: frozenset[str] = frozenset()
 
     def kv_pool(self, group: KVCacheGroup, layout: KVLayout, num_blocks: int) -> TorchKVPool:
         """Zeroed before it is returned, whichever stream uses it first."""
@@ -35,39 +49,114 @@ class CudaMemoryAllocator(TorchMemoryAllocator):
         self._main.synchronize()
         return pool
 
+    def peak_of(self, work: Callable[[], None]) -> int:
+        """With what torch keeps between its blocks, and what kernels and libraries take of the
+        driver without asking torch."""
+        with torch.cuda.device(self._device):
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            reserved, others = torch.cuda.memory_reserved(), self._beside_torch()
+            work()
+            torch.cuda.synchronize()
+            grown = max(0, self._beside_torch() - others)
+            return torch.cuda.max_memory_reserved() - reserved + grown
+
+    def _beside_torch(self) -> int:
+        """Bytes in use of the GPU that torch's allocator knows nothing of."""
+        free, total = torch.cuda.mem_get_info()
+        return total - free - torch.cuda.memory_reserved()
+
     def copy_blocks(
         self, source: KVPool, target: KVPool, pairs: Tensor, stream: Stream | None = None
     ) -> Event | None:
-        """On a stream of its own the copy begins after what the current one has queued."""
+        """On a stream of its own the copy begins after what the current one has queued. ``pairs``
+        may be on the host."""
         if isinstance(stream, CudaStream):
-            stream.wait(CudaEvent(torch.cuda.current_stream(pairs.device)))
-            pairs.record_stream(stream.stream)
+            stream.wait(CudaEvent(torch.cuda.current_stream(self._device)))
+            if pairs.is_cuda:
+                pairs.record_stream(stream.stream)
         return super().copy_blocks(source, target, pairs, stream)
 
     def host_pool(self, num_bytes: int, pinned: bool = True) -> HostPool:
-        pool = CudaHostPool(num_bytes, pinned)
+        pool = CudaHostPool(num_bytes, pinned, self._device)
         self._host_pools.append(pool)
         return pool
+
+    @contextmanager
+    def region(self, tag: str) -> Iterator[None]:
+        """What operations allocate in the region ``weights`` can sleep."""
+        if tag != _WEIGHTS:
+            with super().region(tag):
+                yield
+            return
+        with super().region(tag), self._weights:
+            yield
+
+    def stats(self) -> MemoryStats:
+        """What sleeps is none of the device's."""
+        by_tag = super().stats().by_tag
+        return MemoryStats({tag: 0 if tag in self._asleep else by_tag[tag] for tag in by_tag})
+
+    def sleep(self, level: int, tags: Sequence[str]) -> None:
+        """Free the memory of ``weights``, of ``kv``, or of both. Caches are never kept.
+
+        No step may run until ``wake``, and graphs that were captured before are lost.
+
+        Raises:
+            UnsupportedError: another level or tag, or it sleeps already.
+            OutOfMemoryError: the host has too little memory to keep the weights; all is as before.
+        """
+        wanted = frozenset(tags)
+        if level not in (_KEEPS, _DROPS) or not wanted or wanted - {_WEIGHTS, _KV}:
+            raise UnsupportedError(
+                f"sleep(level={level}, tags={tuple(tags)}): levels are 1, which keeps weights on "
+                f"the host, and 2, which drops them; tags are {_WEIGHTS} and {_KV}"
+            )
+        if self._asleep:
+            raise UnsupportedError(f"{self._device} sleeps already; wake it first")
+        pools = [pool.logical().untyped_storage() for tag, pool in self._pools if tag in wanted]
+        weights = self._weights_beside(pools) if _WEIGHTS in wanted else []
+        torch.cuda.synchronize(self._device)
+        kept, dropped = (weights, pools) if level == _KEEPS else ([], [*weights, *pools])
+        self._sleeping.lay(kept, dropped)
+        self._asleep = wanted
+        self._lost = (wanted if level == _DROPS else wanted - {_WEIGHTS}) | {"graphs"}
+        torch.cuda.empty_cache()
+
+    def wake(self) -> WakeReport:
+        """Undo ``sleep``; what is lost reads as zeros.
+
+        Raises:
+            UnsupportedError: it does not sleep.
+            OutOfMemoryError: others took the memory meanwhile; it can be called again.
+        """
+        if not self._asleep:
+            raise UnsupportedError(f"{self._device} does not sleep")
+        try:
+            with torch.cuda.stream(self._main):
+                self._sleeping.raise_all()
+        except torch.OutOfMemoryError as error:
+            free = self._memory_info().free
+            raise OutOfMemoryError(
+                f"{self._device} cannot wake: only {free / 2**20:.0f} MiB are free; end what took "
+                "its memory meanwhile and wake it again"
+            ) from error
+        self._main.synchronize()
+        self._asleep = frozenset()
+        return WakeReport(self._lost)
 
     def close(self) -> None:
         for pool in self._host_pools:
             pool.close()
         self._host_pools.clear()
+        self._sleeping = SleepingStorages(self._kept_bytes)
+        self._asleep = frozenset()
         super().close()
 
+    def _weights_beside(self, pools: Sequence[UntypedStorage]) -> list[UntypedStorage]:
+        known = {storage.data_ptr() for storage in pools}
+        return [item for item in self._weights.storages() if item.data_ptr() not in known]
 
-class CudaHostPool(HostPool):
-    """Host memory, page-locked where asked for."""
-
-    def __init__(self, num_bytes: int, pinned: bool) -> None:
-        self.num_bytes = num_bytes
-        self._tensor: Tensor | None = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned)
-
-    def buffer(self) -> memoryview:
-        if self._tensor is None:
-            raise ValueError("this host pool was closed")
-        return self._tensor.numpy().data
-
-    def close(self) -> None:
-        """Give the memory back. Idempotent."""
-        self._tensor = None
+    def _kept_bytes(self, num_bytes: int) -> HostPool:
+        return CudaHostPool(num_bytes, True, self._device)

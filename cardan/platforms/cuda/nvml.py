@@ -11,11 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
 _TEXT_BYTES = 96
+_NOT_SUPPORTED = 3
+_NO_PERMISSION = 4
+_NOT_FOUND = 6
 _DRIVER_NOT_LOADED = 9
 _ANSWER_WITHIN_S = 30.0
 
@@ -34,13 +37,18 @@ class DriverError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One GPU. ``index`` counts as NVML does, in order of PCI addresses."""
+    """One GPU, or one instance of a divided one (MIG), whose ``whole`` is the GPU's UUID.
+
+    ``index`` counts, in order of PCI addresses, the GPUs that this process may use, as CUDA does;
+    instances have that of their GPU. ``memory_bytes`` is None where the host's memory is the GPU's.
+    """
 
     index: int
     name: str
     uuid: str
-    memory_bytes: int
+    memory_bytes: int | None
     compute_capability: tuple[int, int]
+    whole: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,7 @@ def driver_facts() -> DriverFacts:
     """Ask NVML, in a process of its own.
 
     Raises:
-        OSError: there is no NVML, or no process can be started.
+        OSError: there is no NVML.
         DriverError: NVML refuses, or does not answer.
     """
     load_library()
@@ -84,10 +92,15 @@ def driver_facts() -> DriverFacts:
         )
     except subprocess.TimeoutExpired as error:
         raise DriverError(f"NVML does not answer within {_ANSWER_WITHIN_S:.0f} s", -1) from error
+    except OSError as error:
+        raise DriverError(f"no process can be started that asks NVML: {error}", -1) from error
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
         raise DriverError(f"asking NVML ends with {done.returncode} and says {said[-1]}", -1)
-    return _from_answer(json.loads(done.stdout))
+    try:
+        return _from_answer(json.loads(done.stdout))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DriverError(f"asking NVML gives {done.stdout[:80]!r}", -1) from error
 
 
 def ask_driver(load: Callable[[], Any] = load_library) -> DriverFacts:
@@ -113,24 +126,26 @@ def ask_driver(load: Callable[[], Any] = load_library) -> DriverFacts:
             library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(_TEXT_BYTES)),
             "read the driver's version",
         )
-        gpus = tuple(_gpu(library, index) for index in range(count.value))
+        gpus = tuple(_gpus(library, count.value))
         number = version.value
         return DriverFacts(text.value.decode(), (number // 1000, number % 1000 // 10), gpus)
 
 
 def visible_gpus(gpus: Sequence[GpuFacts], environment: Mapping[str, str]) -> tuple[GpuFacts, ...]:
     """The GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, in its order. As CUDA does, what follows an
-    entry that names no GPU is ignored."""
+    entry that names no GPU is ignored, and of instances of divided GPUs only the first one is
+    seen, alone."""
+    chosen: list[GpuFacts] = []
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
-        return tuple(gpus)
-    chosen: list[GpuFacts] = []
-    for entry in (part.strip() for part in listed.split(",")):
+        chosen = list(gpus)
+    for entry in (part.strip() for part in (listed or "").split(",")):
         found = [gpu for gpu in gpus if _is_named(gpu, entry)]
-        if len(found) != 1 or found[0] in chosen:
+        if len({gpu.whole or gpu.uuid for gpu in found}) != 1 or found[0] in chosen:
             break
         chosen.append(found[0])
-    return tuple(chosen)
+    instances = [gpu for gpu in chosen if gpu.whole]
+    return tuple(instances[:1] or chosen)
 
 
 def _from_answer(answer: Any) -> DriverFacts:
@@ -154,7 +169,9 @@ def answer(load: Callable[[], Any] = load_library) -> str:
 def _is_named(gpu: GpuFacts, entry: str) -> bool:
     if entry.isdigit():
         return gpu.index == int(entry)
-    return entry.startswith("GPU-") and gpu.uuid.startswith(entry)
+    if entry.startswith("MIG-"):
+        return gpu.uuid.startswith(entry)
+    return entry.startswith("GPU-") and (gpu.whole or gpu.uuid).startswith(entry)
 
 
 @contextmanager
@@ -166,16 +183,25 @@ def _session(library: Any) -> Iterator[None]:
         library.nvmlShutdown()
 
 
-def _gpu(library: Any, index: int) -> GpuFacts:
-    handle = ctypes.c_void_p()
+def _gpus(library: Any, count: int) -> Iterator[GpuFacts]:
+    """What CUDA can see of ``count`` GPUs. NVML counts those, too, that a container withholds."""
+    index = 0
+    for place in range(count):
+        handle = ctypes.c_void_p()
+        code = library.nvmlDeviceGetHandleByIndex_v2(place, ctypes.byref(handle))
+        if code == _NO_PERMISSION:
+            continue
+        _check(library, code, f"read device {place}")
+        gpu = _gpu(library, handle, index)
+        if _is_divided(library, handle):
+            yield from _instances(library, handle, gpu)
+        else:
+            yield gpu
+        index += 1
+
+
+def _gpu(library: Any, handle: Any, index: int) -> GpuFacts:
     doing = f"read device {index}"
-    _check(library, library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)), doing)
-    name = ctypes.create_string_buffer(_TEXT_BYTES)
-    _check(library, library.nvmlDeviceGetName(handle, name, ctypes.c_uint(_TEXT_BYTES)), doing)
-    uuid = ctypes.create_string_buffer(_TEXT_BYTES)
-    _check(library, library.nvmlDeviceGetUUID(handle, uuid, ctypes.c_uint(_TEXT_BYTES)), doing)
-    memory = _Memory()
-    _check(library, library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)), doing)
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(
         library,
@@ -186,11 +212,51 @@ def _gpu(library: Any, index: int) -> GpuFacts:
     )
     return GpuFacts(
         index,
-        name.value.decode(),
-        uuid.value.decode(),
-        int(memory.total),
+        _text(library, library.nvmlDeviceGetName, handle, doing),
+        _text(library, library.nvmlDeviceGetUUID, handle, doing),
+        _memory_bytes(library, handle, doing),
         (major.value, minor.value),
     )
+
+
+def _is_divided(library: Any, handle: Any) -> bool:
+    mode, pending = ctypes.c_uint(), ctypes.c_uint()
+    code = library.nvmlDeviceGetMigMode(handle, ctypes.byref(mode), ctypes.byref(pending))
+    return code == 0 and mode.value == 1
+
+
+def _instances(library: Any, handle: Any, gpu: GpuFacts) -> Iterator[GpuFacts]:
+    doing = f"read the instances of device {gpu.index}"
+    count = ctypes.c_uint()
+    _check(library, library.nvmlDeviceGetMaxMigDeviceCount(handle, ctypes.byref(count)), doing)
+    for place in range(count.value):
+        part = ctypes.c_void_p()
+        code = library.nvmlDeviceGetMigDeviceHandleByIndex(handle, place, ctypes.byref(part))
+        if code in (_NOT_FOUND, _NO_PERMISSION):
+            continue
+        _check(library, code, doing)
+        yield replace(
+            gpu,
+            name=_text(library, library.nvmlDeviceGetName, part, doing),
+            uuid=_text(library, library.nvmlDeviceGetUUID, part, doing),
+            memory_bytes=_memory_bytes(library, part, doing),
+            whole=gpu.uuid,
+        )
+
+
+def _text(library: Any, ask: Any, handle: Any, doing: str) -> str:
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    _check(library, ask(handle, text, ctypes.c_uint(_TEXT_BYTES)), doing)
+    return text.value.decode()
+
+
+def _memory_bytes(library: Any, handle: Any, doing: str) -> int | None:
+    memory = _Memory()
+    code = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+    if code == _NOT_SUPPORTED:
+        return None
+    _check(library, code, doing)
+    return int(memory.total)
 
 
 def _check(library: Any, code: int, doing: str) -> None:

@@ -21,6 +21,7 @@ from cardan.platforms.cuda.nvml import (
     driver_facts,
     visible_gpus,
 )
+from cardan.platforms.shared.triton.cache_dtypes import cache_dtypes
 from cardan.platforms.shared.triton.providers import TRITON_PROVIDERS
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class CudaPlatform(Platform):
     ) -> None:
         """``facts`` asks the driver; ``torch_folder`` finds torch without importing it."""
         self._ask = facts
-        self._known: DriverFacts | None = None
+        self._known: DriverFacts | OSError | DriverError | None = None
         self._environment = environment
         self._torch_folder = torch_folder or _torch_folder
 
@@ -98,12 +99,14 @@ class CudaPlatform(Platform):
     def capabilities(self, device: DeviceInfo) -> Capabilities:
         return Capabilities(
             dtypes=("bfloat16", "float16", "float32"),
+            kv_dtypes=cache_dtypes(device.arch),
             instruction_sets=(device.arch, *_features(device.arch)),
             graphs="full",
             async_depth=1,
             streams=True,
             pinned_host_memory=True,
             peer_copies=True,
+            sleep_levels=(1, 2),
             determinism="run",
         )
 
@@ -115,7 +118,7 @@ class CudaPlatform(Platform):
                 "cache.memory_utilization",
                 "==",
                 0.9,
-                "a tenth of what the weights leave is enough to compute in",
+                "steps and graphs are measured, so a tenth is reserve enough",
                 "prefer",
             ),
             Constraint(
@@ -158,10 +161,15 @@ class CudaPlatform(Platform):
         return {**versions, **device.details}
 
     def _facts(self) -> DriverFacts:
-        """What the driver said; it is asked once."""
+        """What the driver said, a refusal too; it is asked once."""
         if self._known is None:
-            self._known = self._ask()
-        return self._known
+            try:
+                self._known = self._ask()
+            except (OSError, DriverError) as error:
+                self._known = error
+        if isinstance(self._known, DriverFacts):
+            return self._known
+        raise self._known
 
     def _usable(self, facts: DriverFacts) -> tuple[GpuFacts, ...]:
         """Devices that are visible and new enough; they are numbered in this order."""

@@ -31,7 +31,7 @@ _MAX_MODEL_LEN = 128
 # How requests are scheduled does not concern what sets models of one architecture apart.
 _ONE_OF_EACH = pytest.mark.parametrize(
     "truth",
-    ["llama", "mistral", "qwen2", "qwen3_windows", "gemma2", "gemma3"],
+    ["llama", "mistral", "qwen2", "qwen3_windows", "qwen3_moe", "gemma2", "gemma3"],
     indirect=True,
     scope="module",
 )

@@ -58,7 +58,7 @@ class FakeDevice(TorchDevice):
         self._queues = [self._main]
         self._current = [self._main]
         self.memory = FakeMemory(
-            settings.memory_mb << 20, self.inference, self._drain, settings.faults
+            settings.memory_mb << 20, self.inference, self._drain, settings.faults, settings.peak
         )
         self._recorder = OpRecorder(_QueueSink(self._launch, self._sync, self.memory))
         self._reads = HostReads(self._recorder)

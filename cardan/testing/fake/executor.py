@@ -22,8 +22,6 @@ from cardan.testing.fake.rows import DeviceRows
 from cardan.testing.fake.settings import FakeSettings
 from cardan.testing.fake.step_models import DigestModel, LlamaModel, StepModel, plain_output
 
-_BLOCK_SIZE = 16
-
 
 class FakeStepHandle(StepHandle):
     """A step on the queue; its result is put here by the device's thread before the event."""
@@ -56,7 +54,7 @@ class FakeExecutor(ModelExecutor):
         self._device = device
         self._settings = settings
         self._num_rows: int = config.get("scheduler.max_num_seqs")
-        self._block_size: int = config.get("cache.block_size") or _BLOCK_SIZE
+        self._block_size: int = config.get("cache.block_size")
         self._max_model_len = 0
         self._model: StepModel | None = None
         self._rows: DeviceRows | None = None

@@ -30,10 +30,31 @@ class FakeHostPool(HostPool):
         self.num_bytes = 0
 
 
+class _Watch:
+    """Counts storages for as long as they live."""
+
+    def __init__(self, drain: Callable[[], None]) -> None:
+        self.peak = 0
+        self._drain = drain
+        self._live: list[tuple[StorageWeakRef, int]] = []
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self._live.append((StorageWeakRef(storage), storage.nbytes()))
+        if self._count() > self.peak:
+            # Whatever is only held until the device has used it is then no longer there.
+            self._drain()
+            self.peak = max(self.peak, self._count())
+
+    def _count(self) -> int:
+        self._live = [item for item in self._live if not item[0].expired()]
+        return sum(num_bytes for _, num_bytes in self._live)
+
+
 class FakeMemory(TorchMemoryAllocator):
     """Counts pools and whatever is allocated inside a region, for as long as it lives.
 
-    What steps allocate outside regions is not counted.
+    What steps allocate outside regions is not counted, except by ``peak_of``.
     """
 
     def __init__(
@@ -42,8 +63,10 @@ class FakeMemory(TorchMemoryAllocator):
         inference: Callable[[], AbstractContextManager[object]],
         drain: Callable[[], None],
         faults: Set[str],
+        tells_peak: bool = False,
     ) -> None:
-        """``inference`` and ``drain`` are the device's; ``total`` in bytes."""
+        """``inference`` and ``drain`` are the device's; ``total`` in bytes. ``tells_peak``: whether
+        ``peak_of`` answers."""
         super().__init__(torch.device("cpu"), self.info)
         self._total = total
         self._inference = inference
@@ -52,12 +75,16 @@ class FakeMemory(TorchMemoryAllocator):
         self._leaks = "leak" in faults
         self._tagged: list[tuple[str, StorageWeakRef, int]] = []
         self._host_pools: list[FakeHostPool] = []
+        self._tells_peak = tells_peak
+        self._watch: _Watch | None = None
 
     def info(self) -> MemoryInfo:
         return MemoryInfo(self._total, max(0, self._total - self._used))
 
     def allocated(self, tensor: Tensor) -> None:
         """Take note of new device memory."""
+        if self._watch is not None:
+            self._watch.add(tensor)
         if self._tags:
             storage = tensor.untyped_storage()
             self._tagged.append((self._tags[-1], StorageWeakRef(storage), storage.nbytes()))
@@ -87,6 +114,19 @@ class FakeMemory(TorchMemoryAllocator):
         pool = FakeHostPool(num_bytes)
         self._host_pools.append(pool)
         return pool
+
+    def peak_of(self, work: Callable[[], None]) -> int | None:
+        """Exact for what is allocated inside ``inference``; drains where it grows."""
+        if not self._tells_peak:
+            return None
+        self._drain()
+        watch = self._watch = _Watch(self._drain)
+        try:
+            work()
+            self._drain()
+        finally:
+            self._watch = None
+        return watch.peak
 
     def stats(self) -> MemoryStats:
         self._tagged = [item for item in self._tagged if not item[1].expired()]

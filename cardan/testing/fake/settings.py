@@ -59,6 +59,7 @@ class FakeSettings:
         graphs: what can be captured.
         num_devices: devices found.
         memory_mb: memory of each device, MiB.
+        peak: whether the device tells what steps need of it (``MemoryAllocator.peak_of``).
         faults: standing faults.
         step_faults: faults at steps.
         marker: path of a file; a step fault happens only while there is none, and makes it.
@@ -73,6 +74,7 @@ class FakeSettings:
     graphs: GraphSupport = "none"
     num_devices: int = 1
     memory_mb: int = 256
+    peak: bool = False
     faults: frozenset[StandingFault] = frozenset()
     step_faults: tuple[FaultAt, ...] = ()
     marker: str = ""

@@ -6,12 +6,15 @@ from torch import Tensor
 
 from cardan.platforms.shared.triton.greedy import judged_tokens
 from cardan.platforms.shared.triton.kernels.draw import draw_kernel
-from cardan.platforms.shared.triton.rows import as_rows, power_of_two
+from cardan.platforms.shared.triton.rows import as_rows
 
-# Logits that a program looks at once.
+# Logits that a program looks at at once, and its warps: as many as have room for what they count.
 _BLOCK = 4096
-# Candidates that top-k may leave for the search of its cut; more are searched where they lie.
+_WARPS = 16
+# Candidates among which a cut is searched apart; more are searched where they lie.
 _ROOM = 2048
+# Maxima of parts of the vocabulary that a program can order.
+_PLACES = 2048
 
 
 def choose_tokens(
@@ -26,15 +29,10 @@ def choose_tokens(
     tokens, failed, maxima = judged_tokens(rows)
     if uniform is None or not len(uniform):
         return tokens, failed
-    if shares is not None and top_k is None:
-        top_k = torch.zeros(len(uniform), dtype=torch.int64, device=rows.device)
-    if top_k is not None and shares is None:
-        shares = torch.ones(2, len(uniform), device=rows.device)
-        shares[1] = 0.0
     num_drawn = len(uniform)
     few_logits = torch.empty(num_drawn, _ROOM, dtype=rows.dtype, device=rows.device)
     few_ids = torch.empty(num_drawn, _ROOM, dtype=torch.int32, device=rows.device)
-    # Absent tensors are not read; others stand in their places.
+    # Absent tensors are not read; others of their dtypes stand in their places.
     draw_kernel[(num_drawn,)](
         rows,
         maxima,
@@ -44,18 +42,19 @@ def choose_tokens(
         uniform,
         rows if temperature is None else temperature,
         tokens if top_k is None else top_k,
-        rows if shares is None else shares.contiguous(),
+        uniform if shares is None else shares.contiguous(),
         tokens,
         failed,
         rows.stride(0),
         rows.shape[1],
         maxima.shape[1],
-        HAS_INDEX=index is not None,
-        HAS_TEMPERATURE=temperature is not None,
-        HAS_CUTS=top_k is not None,
-        BLOCKS=power_of_two(maxima.shape[1]),
+        int(index is not None),
+        int(temperature is not None),
+        int(top_k is not None),
+        int(shares is not None),
+        PLACES=_PLACES,
         ROOM=_ROOM,
-        BLOCK=min(_BLOCK, power_of_two(rows.shape[1])),
-        num_warps=8,
+        BLOCK=_BLOCK,
+        num_warps=_WARPS,
     )
     return tokens, failed

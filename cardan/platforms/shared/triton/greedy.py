@@ -1,15 +1,21 @@
-"""Launches of the search for the likeliest token, as ``greedy_tokens`` is defined."""
+"""Launches of the search for the likeliest token, as ``greedy_tokens`` is defined.
+
+Nothing that the kernels are compiled for depends on the size of the vocabulary, beyond whether it
+is a multiple of 16: what the first check of an operation compiles serves every model.
+"""
 
 import torch
 from torch import Tensor
 
 from cardan.platforms.shared.triton.kernels.greedy import chunk_maxima_kernel, row_maxima_kernel
-from cardan.platforms.shared.triton.rows import as_rows, power_of_two
+from cardan.platforms.shared.triton.rows import as_rows
 
-# Logits that one program looks at, and how many of them at once. Chunks are as short as reading at
-# the full rate allows: their maxima tell ``choose_tokens`` where candidates are.
+# Logits that one program looks at, and the parts of them whose maxima it keeps: these tell
+# ``choose_tokens`` where candidates are.
 _CHUNK = 1024
-_BLOCK = 1024
+_PARTS = 4
+# Maxima that the program of a row looks at at once.
+_BLOCK = 256
 
 
 def greedy_tokens(logits: Tensor) -> Tensor:
@@ -18,7 +24,7 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 
 def judged_tokens(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens [N] int64 of logits [N, V]; [N] bool of the rows whose largest logit is NaN or
-    infinite, where the token is 0; and the chunks' maxima [N, chunks] as their kernel leaves them.
+    infinite, where the token is 0; and the parts' maxima [N, parts] as their kernel leaves them.
     """
     return _search(rows, judge=True)
 
@@ -28,11 +34,12 @@ def _search(rows: Tensor, judge: bool) -> tuple[Tensor, Tensor, Tensor]:
     tokens = torch.empty(num_rows, dtype=torch.int64, device=rows.device)
     failed = torch.empty(num_rows, dtype=torch.bool, device=rows.device)
     num_chunks = -(-vocab_size // _CHUNK)
-    found = torch.empty(num_rows, num_chunks, dtype=torch.int64, device=rows.device)
+    num_maxima = num_chunks * _PARTS
+    found = torch.empty(num_rows, num_maxima, dtype=torch.int64, device=rows.device)
     if not num_rows:
         return tokens, failed, found
     chunk_maxima_kernel[(num_rows, num_chunks)](
-        rows, found, rows.stride(0), vocab_size, num_chunks, CHUNK=_CHUNK, BLOCK=_BLOCK
+        rows, found, rows.stride(0), vocab_size, num_chunks, CHUNK=_CHUNK, PARTS=_PARTS
     )
     row_maxima_kernel[(num_rows,)](
         found,
@@ -40,8 +47,8 @@ def _search(rows: Tensor, judge: bool) -> tuple[Tensor, Tensor, Tensor]:
         tokens,
         failed,
         rows.stride(0),
-        num_chunks,
-        CHUNKS=power_of_two(num_chunks),
+        num_maxima,
+        BLOCK=_BLOCK,
         JUDGE=judge,
         num_warps=1,
     )

@@ -1,5 +1,9 @@
 """Launches of the gated activations, the soft cap and ``finite_rows``; arguments and results as
-these operations are defined."""
+these operations are defined.
+
+What the kernels are compiled for does not depend on a row's length, beyond whether it is a multiple
+of 16: what the first check of an operation compiles serves every model.
+"""
 
 from typing import Any
 
@@ -12,9 +16,9 @@ from cardan.platforms.shared.triton.kernels.pointwise import (
     silu_and_mul_kernel,
     soft_cap_kernel,
 )
-from cardan.platforms.shared.triton.rows import as_rows, num_warps, power_of_two
+from cardan.platforms.shared.triton.rows import as_rows
 
-# Elements that one program computes.
+# Elements that one program computes at once.
 _BLOCK = 1024
 
 
@@ -29,10 +33,9 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows, hidden = as_rows(x), x.shape[-1]
-    block = min(_BLOCK, power_of_two(hidden))
     if len(rows):
-        soft_cap_kernel[(len(rows), -(-hidden // block))](
-            rows, out, cap, rows.stride(0), HIDDEN=hidden, BLOCK=block
+        soft_cap_kernel[(len(rows), -(-hidden // _BLOCK))](
+            rows, out, cap, rows.stride(0), hidden, BLOCK=_BLOCK
         )
     return out
 
@@ -40,11 +43,8 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 def finite_rows(x: Tensor) -> Tensor:
     rows, hidden = as_rows(x), x.shape[-1]
     out = torch.empty(len(rows), dtype=torch.bool, device=x.device)
-    block = power_of_two(hidden)
     if len(rows):
-        finite_rows_kernel[(len(rows),)](
-            rows, out, rows.stride(0), HIDDEN=hidden, BLOCK=block, num_warps=num_warps(block)
-        )
+        finite_rows_kernel[(len(rows),)](rows, out, rows.stride(0), hidden, BLOCK=_BLOCK)
     return out
 
 
@@ -52,9 +52,6 @@ def _gated(kernel: Any, x: Tensor) -> Tensor:
     hidden = x.shape[-1] // 2
     out = torch.empty((*x.shape[:-1], hidden), dtype=x.dtype, device=x.device)
     rows = as_rows(x)
-    block = min(_BLOCK, power_of_two(hidden))
     if len(rows):
-        kernel[(len(rows), -(-hidden // block))](
-            rows, out, rows.stride(0), HIDDEN=hidden, BLOCK=block
-        )
+        kernel[(len(rows), -(-hidden // _BLOCK))](rows, out, rows.stride(0), hidden, BLOCK=_BLOCK)
     return out

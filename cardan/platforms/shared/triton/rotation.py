@@ -56,6 +56,7 @@ def _rotate(
             q.stride(1),
             k.stride(0),
             k.stride(1),
+            cos_sin.stride(0),
             NUM_Q=num_q,
             NUM_K=num_k,
             DIM=dim,

@@ -7,11 +7,52 @@ from cardan.platforms.shared.triton.kernels.online_softmax import (
     LOWEST,
     begin_sums,
     fold,
+    layer_scale,
     load_queries,
+    load_scales,
     load_tile,
+    places_of,
     scores_of,
     store_result,
+    store_zeros,
 )
+
+
+@triton.jit
+def _store_spare(
+    out, token, kv_head, GROUP: tl.constexpr, V_DIM: tl.constexpr, V_BLOCK: tl.constexpr
+):
+    """Zeros for a token that belongs to no row."""
+    tokens = (token + tl.arange(0, 1)).to(tl.int64)
+    num_heads = tl.num_programs(1) * GROUP
+    # fmt: off
+    store_zeros(
+        out, kv_head * GROUP, tokens, tl.arange(0, 1) == 0, num_heads, GROUP, V_DIM, V_BLOCK
+    )
+    # fmt: on
+
+
+@triton.jit
+def _part_of(length, window, split, TILE: tl.constexpr, LEAST: tl.constexpr):
+    """The keys [begin, end) of a row that are this split's, and how many parts the row has."""
+    first = tl.maximum(length - window, 0)
+    parts = tl.minimum(tl.cdiv(length - first, LEAST), tl.num_programs(2))
+    share = tl.cdiv(tl.cdiv(length - first, TILE), tl.maximum(parts, 1)) * TILE
+    begin = first + split * share
+    return begin, tl.minimum(begin + share, length), parts
+
+
+@triton.jit
+def _begin_part(
+    sinks, slopes, head, is_head, split, HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr
+):
+    """As ``begin_sums``; the first part alone counts the sinks."""
+    top, total, slope = begin_sums(sinks, slopes, head, is_head, HAS_SINKS, HAS_SLOPES)
+    if HAS_SINKS:
+        if split > 0:
+            top = tl.full(top.shape, LOWEST, tl.float32)
+            total = tl.zeros(total.shape, tl.float32)
+    return top, total, slope
 
 
 @triton.jit
@@ -59,7 +100,7 @@ def _add_parts(
     return top, total, acc
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["window", "num_rows", "num_tokens"])
 def decode_kernel(
     q,
     cache,
@@ -67,22 +108,30 @@ def decode_kernel(
     lse,
     sinks,
     slopes,
+    scales,
+    k_scale,
+    v_scale,
     part_out,
     part_sums,
     arrived,
     query_start_loc,
     seq_lens,
     block_table,
+    num_rows,
+    num_tokens,
     scale,
     cap,
     window,
     q_token_stride,
     q_head_stride,
-    block_stride,
-    kv_stride,
-    head_stride,
-    token_stride,
     table_stride,
+    k_scale_stride,
+    v_scale_stride,
+    BLOCK_STRIDE: tl.constexpr,
+    KV_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    SCALE_AT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     PACKED: tl.constexpr,
@@ -97,6 +146,8 @@ def decode_kernel(
     HAS_CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_K_SCALE: tl.constexpr,
+    HAS_V_SCALE: tl.constexpr,
     HAS_LSE: tl.constexpr,
 ):
     """Program (row, key head, split): one part of the keys of a row with one query token; other
@@ -106,49 +157,55 @@ def decode_kernel(
     PACKED >= 16 holds the GROUP query heads of a key head. With several parts each leaves its sums
     in part_out [row, key head, split, PACKED, V_BLOCK] and part_sums [row, key head, split, 2,
     PACKED] (largest score, sum of weights), float32; the last one to arrive adds them up.
-    arrived [row, key head] int32 counts them and is 0 again afterwards.
+    arrived [row, key head] int32 counts them and is 0 again afterwards. So the order in which a row
+    is summed up depends on the number of splits, which follows the size of the step.
+
+    A program whose number is that of a token below num_tokens that belongs to no row stores zeros
+    for it; there may be more programs than rows for that.
     """
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
+    rows_end = tl.load(query_start_loc + num_rows)
+    if (row < num_tokens) & (row >= rows_end) & (split == 0):
+        _store_spare(out, row, kv_head, GROUP, V_DIM, V_BLOCK)
+    if row >= num_rows:
+        return
     token = tl.load(query_start_loc + row)
     if tl.load(query_start_loc + row + 1) - token != 1:
         return
     length = tl.load(seq_lens + row).to(tl.int32)
-    first = tl.maximum(length - window, 0)
-    parts = tl.minimum(tl.cdiv(length - first, LEAST), tl.num_programs(2))
+    begin, end, parts = _part_of(length, window, split, TILE, LEAST)
     if split >= parts:
         return
-    share = tl.cdiv(tl.cdiv(length - first, TILE), parts) * TILE
-    begin = first + split * share
-    end = tl.minimum(begin + share, length)
 
     member = tl.arange(0, PACKED)
     is_head = member < GROUP
     head = kv_head * GROUP + member
     here = tl.zeros_like(head).to(tl.int64) + token
     queries = load_queries(q, here, head, is_head, q_token_stride, q_head_stride, K_DIM, K_BLOCK)
-    top, total, slope = begin_sums(sinks, slopes, head, is_head, HAS_SINKS, HAS_SLOPES)
-    if HAS_SINKS:
-        if split > 0:  # the first part alone counts them
-            top = tl.full([PACKED], LOWEST, tl.float32)
-            total = tl.zeros([PACKED], tl.float32)
+    top, total, slope = _begin_part(sinks, slopes, head, is_head, split, HAS_SINKS, HAS_SLOPES)
     acc = tl.zeros([PACKED, V_BLOCK], tl.float32)
     table = block_table + row.to(tl.int64) * table_stride
-    head_cache = cache + kv_head * head_stride
+    head_cache = cache + kv_head.to(tl.int64) * HEAD_STRIDE
+    head_scales = scales + kv_head.to(tl.int64) * HEAD_STRIDE // 4
+    scale *= layer_scale(k_scale, kv_head, k_scale_stride, HAS_K_SCALE)
+    # fmt: off
     for start in tl.range(begin, end, TILE, num_stages=STAGES):
         keys = start + tl.arange(0, TILE)
         inside = keys < end
-        # fmt: off
-        k, v = load_tile(
-            head_cache, table, keys, inside, block_stride, kv_stride, token_stride,
-            BLOCK_SIZE, K_DIM, V_DIM, K_BLOCK, V_BLOCK,
-        )
-        # fmt: on
+        place = places_of(table, keys, inside, BLOCK_SIZE, BLOCK_STRIDE, TOKEN_STRIDE)
+        k, v = load_tile(head_cache, place, inside, KV_STRIDE, K_DIM, V_DIM, K_BLOCK, V_BLOCK)
+        key_scales, value_scales = load_scales(head_scales, place, inside, KV_STRIDE, SCALE_AT)
         distance = (length - 1 - keys)[None, :]
-        scores = scores_of(queries, k, distance, scale, cap, slope, HAS_CAP, HAS_SLOPES)
+        scores = scores_of(
+            queries, k, key_scales, distance, scale, cap, slope, SCALE_AT >= 0, HAS_CAP, HAS_SLOPES
+        )
         kind: tl.constexpr = q.dtype.element_ty
-        top, total, acc = fold(scores, inside[None, :], v, top, total, acc, kind, True)
+        top, total, acc = fold(
+            scores, inside[None, :], v, value_scales, top, total, acc, kind, SCALE_AT >= 0, True
+        )
+    # fmt: on
 
     if IS_SPLIT:
         if parts > 1:
@@ -161,4 +218,5 @@ def decode_kernel(
             tl.store(arrived + counter, 0)
             top, total, acc = _add_parts(part_out, part_sums, place, parts, PACKED, V_BLOCK, STAGES)
     place = token * tl.num_programs(1) * GROUP + head
-    store_result(out, lse, place, is_head, top, total, acc, V_DIM, V_BLOCK, HAS_LSE)
+    by = layer_scale(v_scale, kv_head, v_scale_stride, HAS_V_SCALE)
+    store_result(out, lse, place, is_head, top, total, acc, by, V_DIM, V_BLOCK, HAS_LSE)

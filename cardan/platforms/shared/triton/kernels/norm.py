@@ -5,6 +5,14 @@ import triton.language as tl
 
 
 @triton.jit
+def _normed(values, weight, columns, inside, eps, HIDDEN: tl.constexpr):
+    """float32 ``values`` of one row, 0 outside, over their root mean square, times ``weight``."""
+    inverse_rms = tl.rsqrt(tl.sum(values * values, 0) / HIDDEN + eps)
+    scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    return values * inverse_rms * scale
+
+
+@triton.jit
 def rms_norm_kernel(
     x,
     weight,
@@ -22,9 +30,7 @@ def rms_norm_kernel(
     inside = columns < HIDDEN
     source = x + (row // inner) * outer_stride + (row % inner) * inner_stride
     values = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
-    inverse_rms = tl.rsqrt(tl.sum(values * values, 0) / HIDDEN + eps)
-    scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    normed = values * inverse_rms * scale
+    normed = _normed(values, weight, columns, inside, eps, HIDDEN)
     tl.store(out + row * HIDDEN + columns, normed.to(out.dtype.element_ty), mask=inside)
 
 
@@ -49,10 +55,7 @@ def add_rms_norm_kernel(
     right = tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0)
     total = (left + right.to(tl.float32)).to(residual_out.dtype.element_ty)
     tl.store(residual_out + row * HIDDEN + columns, total, mask=inside)
-    values = total.to(tl.float32)
-    inverse_rms = tl.rsqrt(tl.sum(values * values, 0) / HIDDEN + eps)
-    scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    normed = values * inverse_rms * scale
+    normed = _normed(total.to(tl.float32), weight, columns, inside, eps, HIDDEN)
     tl.store(
         normed_out + row * HIDDEN + columns, normed.to(normed_out.dtype.element_ty), mask=inside
     )

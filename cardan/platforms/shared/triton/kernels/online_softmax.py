@@ -12,24 +12,33 @@ LOWEST = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def load_tile(
-    cache,
+def places_of(
     table,
     keys,
     inside,
-    block_stride,
-    kv_stride,
-    token_stride,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+):
+    """Where the contents of positions ``keys`` begin, in elements of the cache; ``table`` points at
+    the row's block ids. The null block where not ``inside``."""
+    block = tl.load(table + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    return block * BLOCK_STRIDE + (keys % BLOCK_SIZE) * TOKEN_STRIDE
+
+
+@triton.jit
+def load_tile(
+    cache,
+    place,
+    inside,
+    KV_STRIDE: tl.constexpr,
     K_DIM: tl.constexpr,
     V_DIM: tl.constexpr,
     K_BLOCK: tl.constexpr,
     V_BLOCK: tl.constexpr,
 ):
-    """Keys [K_BLOCK, tile] and values [tile, V_BLOCK] at positions ``keys``, as the cache has them;
-    0 where not ``inside``. ``cache`` points at the head, ``table`` at the row's block ids."""
-    block = tl.load(table + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-    place = block * block_stride + (keys % BLOCK_SIZE) * token_stride
+    """Keys [K_BLOCK, tile] and values [tile, V_BLOCK] at ``place``, as the cache has them; 0 where
+    not ``inside``. ``cache`` points at the head."""
     k_dim = tl.arange(0, K_BLOCK)
     v_dim = tl.arange(0, V_BLOCK)
     k_mask = inside[None, :]
@@ -39,23 +48,46 @@ def load_tile(
     if V_BLOCK != V_DIM:
         v_mask = v_mask & (v_dim < V_DIM)[None, :]
     k = tl.load(cache + place[None, :] + k_dim[:, None], mask=k_mask, other=0.0)
-    v = tl.load(cache + kv_stride + place[:, None] + v_dim[None, :], mask=v_mask, other=0.0)
+    v = tl.load(cache + KV_STRIDE + place[:, None] + v_dim[None, :], mask=v_mask, other=0.0)
     return k, v
+
+
+@triton.jit
+def load_scales(scales, place, inside, KV_STRIDE: tl.constexpr, SCALE_AT: tl.constexpr):
+    """What keys and values [tile] are multiples of; 0 where not ``inside``.
+
+    ``scales`` points at the head in a cache of bytes, seen as float32. SCALE_AT counts from the
+    beginning of a content; -1: the cache has no scales, and what comes back is none either.
+    """
+    if SCALE_AT >= 0:
+        at = scales + place // 4 + SCALE_AT
+        key_scales = tl.load(at, mask=inside, other=0.0)
+        value_scales = tl.load(at + KV_STRIDE // 4, mask=inside, other=0.0)
+    else:
+        key_scales = inside
+        value_scales = inside
+    return key_scales, value_scales
 
 
 @triton.jit
 def scores_of(
     q,
     k,
+    key_scales,
     distance,
     scale,
     cap,
     slopes,
+    IS_SCALED: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
 ):
     """Scores [queries, tile] times log2 e. ``distance`` [queries, tile] from query back to key."""
+    if IS_SCALED:
+        k = k.to(tl.float32)
     product = tl.dot(q, k.to(q.dtype), input_precision="ieee")
+    if IS_SCALED:
+        product = product * key_scales[None, :]
     if HAS_CAP:
         fall = tl.exp2(product * (-2.0 * LOG2_E * scale / cap))
         scores = (2.0 / (1.0 + fall) - 1.0) * (cap * LOG2_E)
@@ -67,7 +99,18 @@ def scores_of(
 
 
 @triton.jit
-def fold(scores, visible, v, top, total, out, kind: tl.constexpr, MASKED: tl.constexpr):
+def fold(
+    scores,
+    visible,
+    v,
+    value_scales,
+    top,
+    total,
+    out,
+    kind: tl.constexpr,
+    IS_SCALED: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """Running maximum, sum of weights, and weighted values with one more tile of scores; products
     are of dtype ``kind``."""
     if MASKED:
@@ -78,6 +121,12 @@ def fold(scores, visible, v, top, total, out, kind: tl.constexpr, MASKED: tl.con
         weights = tl.where(visible, weights, 0.0)
     fade = tl.exp2(top - new_top)
     total = total * fade + tl.sum(weights, 1)
+    if IS_SCALED:
+        v = v.to(tl.float32)
+        if kind == tl.float16:  # weights times scales may be too small for it
+            v = v * value_scales[:, None]
+        else:
+            weights = weights * value_scales[None, :]
     v = v.to(kind)
     out = tl.dot(weights.to(kind), v, out * fade[:, None], input_precision="ieee")
     return new_top, total, out
@@ -116,14 +165,39 @@ def store_result(
     top,
     total,
     acc,
+    v_scale,
     V_DIM: tl.constexpr,
     V_BLOCK: tl.constexpr,
     HAS_LSE: tl.constexpr,
 ):
-    """Finish the sums of rows whose outputs lie at ``place`` [rows], counted in heads."""
+    """Finish the sums of rows whose outputs lie at ``place`` [rows], counted in heads. ``v_scale``
+    multiplies all values."""
     v_dim = tl.arange(0, V_BLOCK)
     into = out + (place * V_DIM)[:, None] + v_dim[None, :]
     mask = is_query[:, None] & (v_dim < V_DIM)[None, :]
-    tl.store(into, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
+    tl.store(into, (acc * (v_scale / total)[:, None]).to(out.dtype.element_ty), mask=mask)
     if HAS_LSE:
         tl.store(lse + place, (top + tl.log2(total)) / LOG2_E, mask=is_query)
+
+
+@triton.jit
+def layer_scale(scale, kv_head, stride, HAS_SCALE: tl.constexpr):
+    """The number that all keys, or all values, of a head are multiples of."""
+    if HAS_SCALE:
+        found = tl.load(scale + kv_head * stride).to(tl.float32)
+    else:
+        found = 1.0
+    return found
+
+
+@triton.jit
+def store_zeros(
+    out, first_head, token, inside, num_heads, GROUP, V_DIM: tl.constexpr, V_BLOCK: tl.constexpr
+):
+    """Outputs of tokens [n] that belong to no row, for the heads of a group."""
+    v_dim = tl.arange(0, V_BLOCK)
+    mask = inside[:, None] & (v_dim < V_DIM)[None, :]
+    zero = tl.zeros([1, 1], tl.float32).to(out.dtype.element_ty)
+    for member in tl.range(0, GROUP):
+        place = token * num_heads + first_head + member
+        tl.store(out + (place * V_DIM)[:, None] + v_dim[None, :], zero, mask=mask)

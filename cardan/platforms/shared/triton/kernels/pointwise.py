@@ -18,51 +18,52 @@ def tanh(x):
 
 
 @triton.jit
-def silu_and_mul_kernel(x, out, row_stride, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
-    """out [rows, HIDDEN] = silu(x[:, :HIDDEN]) * x[:, HIDDEN:]."""
+def silu_and_mul_kernel(x, out, row_stride, hidden, BLOCK: tl.constexpr):
+    """out [rows, hidden] = silu(x[:, :hidden]) * x[:, hidden:]."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < HIDDEN
+    inside = columns < hidden
     source = x + row * row_stride + columns
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(source + HIDDEN, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(source + hidden, mask=inside, other=0.0).to(tl.float32)
     values = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + row * HIDDEN + columns, values.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * hidden + columns, values.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def gelu_tanh_and_mul_kernel(x, out, row_stride, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
-    """out [rows, HIDDEN] = gelu(x[:, :HIDDEN]) * x[:, HIDDEN:]; (1 + tanh(u)) / 2 is the logistic
+def gelu_tanh_and_mul_kernel(x, out, row_stride, hidden, BLOCK: tl.constexpr):
+    """out [rows, hidden] = gelu(x[:, :hidden]) * x[:, hidden:]; (1 + tanh(u)) / 2 is the logistic
     function of 2u."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < HIDDEN
+    inside = columns < hidden
     source = x + row * row_stride + columns
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(source + HIDDEN, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(source + hidden, mask=inside, other=0.0).to(tl.float32)
     twice = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     values = gate / (1.0 + tl.exp(-twice)) * up
-    tl.store(out + row * HIDDEN + columns, values.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * hidden + columns, values.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def soft_cap_kernel(x, out, cap, row_stride, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
-    """out [rows, HIDDEN] = cap * tanh(x / cap)."""
+def soft_cap_kernel(x, out, cap, row_stride, hidden, BLOCK: tl.constexpr):
+    """out [rows, hidden] = cap * tanh(x / cap)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < HIDDEN
+    inside = columns < hidden
     values = tl.load(x + row * row_stride + columns, mask=inside, other=0.0).to(tl.float32)
     capped = cap * tanh(values / cap)
-    tl.store(out + row * HIDDEN + columns, capped.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * hidden + columns, capped.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def finite_rows_kernel(x, out, row_stride, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
-    """out [rows] bool: whether all of a row is finite."""
+def finite_rows_kernel(x, out, row_stride, hidden, BLOCK: tl.constexpr):
+    """out [rows] bool: whether all of a row [hidden] is finite."""
     row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < HIDDEN
-    values = tl.load(x + row * row_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    # Zero times an infinity or NaN is NaN, which differs from zero.
-    faults = tl.sum((values * 0.0 != 0.0).to(tl.int32), 0)
-    tl.store(out + row, faults == 0)
+    faults = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, hidden, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        values = tl.load(x + row * row_stride + columns, mask=columns < hidden, other=0.0)
+        # Zero times an infinity or NaN is NaN, which differs from zero.
+        faults |= (values.to(tl.float32) * 0.0 != 0.0).to(tl.int32)
+    tl.store(out + row, tl.max(faults, 0) == 0)

@@ -6,19 +6,24 @@ import triton.language as tl
 from cardan.platforms.shared.triton.kernels.online_softmax import (
     begin_sums,
     fold,
+    layer_scale,
     load_queries,
+    load_scales,
     load_tile,
+    places_of,
     scores_of,
     store_result,
+    store_zeros,
 )
 
 
 @triton.jit
 def _row_of(tile, query_start_loc, num_rows, TILE_QUERIES: tl.constexpr):
-    """The row that a tile belongs to. Row r's tiles begin at start // TILE_QUERIES + r, which
-    leaves room for the part of a tile at the end of each row before it."""
+    """The row that a tile belongs to; num_rows: that of the tokens after all rows. Row r's tiles
+    begin at start // TILE_QUERIES + r, which leaves room for the part of a tile at the end of each
+    row before it."""
     low = 0
-    high = num_rows
+    high = num_rows + 1
     while low < high:
         middle = (low + high) // 2
         first_tile = tl.load(query_start_loc + middle) // TILE_QUERIES + middle
@@ -68,7 +73,87 @@ def _load_step_tile(
     return k.T, tl.load(step_v + v_at, mask=inside[:, None], other=0.0)
 
 
-@triton.jit(do_not_specialize=["window", "num_rows"])
+@triton.jit
+def _fold_span(
+    begin,
+    end,
+    top,
+    total,
+    acc,
+    queries,
+    position,
+    slope,
+    head_cache,
+    head_scales,
+    table,
+    step_k,
+    step_v,
+    step_k_tiles,
+    step_v_tiles,
+    row_start,
+    kv_head,
+    step_k_stride,
+    step_v_stride,
+    scale,
+    cap,
+    window,
+    KIND: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    KV_STRIDE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    SCALE_AT: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    K_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
+    K_BLOCK: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+    IS_FRESH: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+):
+    """Folds the keys [begin, end) of a tile's row into its sums: whole tiles of keys that all of
+    its queries see, or, masked, any."""
+    is_scaled: tl.constexpr = SCALE_AT >= 0
+    # fmt: off
+    for start in tl.range(begin, end, TILE, num_stages=STAGES):
+        keys = start + tl.arange(0, TILE)
+        inside = tl.full([TILE], 1, tl.int1)
+        if IS_MASKED:
+            inside = keys < end
+        k_by = keys
+        v_by = keys
+        if IS_FRESH and IS_MASKED:
+            k, v = _load_step_tile(
+                step_k, step_v, row_start + keys, inside, kv_head,
+                step_k_stride, step_v_stride, K_DIM, V_DIM,
+            )
+        elif IS_FRESH:
+            at = row_start.to(tl.int32) + start
+            k = step_k_tiles.load([at, kv_head * K_DIM]).T
+            v = step_v_tiles.load([at, kv_head * V_DIM])
+        else:
+            place = places_of(table, keys, inside, BLOCK_SIZE, BLOCK_STRIDE, TOKEN_STRIDE)
+            k, v = load_tile(head_cache, place, inside, KV_STRIDE, K_DIM, V_DIM, K_BLOCK, V_BLOCK)
+            k_by, v_by = load_scales(head_scales, place, inside, KV_STRIDE, SCALE_AT)
+        distance = position[:, None] - keys[None, :]
+        scores = scores_of(
+            queries, k, k_by, distance, scale, cap, slope, is_scaled, HAS_CAP, HAS_SLOPES
+        )
+        visible = distance
+        if IS_MASKED:
+            visible = _visible(distance, window, HAS_WINDOW)
+        top, total, acc = fold(
+            scores, visible, v, v_by, top, total, acc, KIND, is_scaled, IS_MASKED
+        )
+    # fmt: on
+    return top, total, acc
+
+
+@triton.jit(do_not_specialize=["window", "num_rows", "num_tokens"])
 def ragged_kernel(
     q,
     cache,
@@ -76,6 +161,9 @@ def ragged_kernel(
     lse,
     sinks,
     slopes,
+    scales,
+    k_scale,
+    v_scale,
     step_k,
     step_v,
     step_k_tiles,
@@ -84,18 +172,22 @@ def ragged_kernel(
     seq_lens,
     block_table,
     num_rows,
+    num_tokens,
     scale,
     cap,
     window,
     q_token_stride,
     q_head_stride,
-    block_stride,
-    kv_stride,
-    head_stride,
-    token_stride,
     table_stride,
+    k_scale_stride,
+    v_scale_stride,
     step_k_stride,
     step_v_stride,
+    BLOCK_STRIDE: tl.constexpr,
+    KV_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    SCALE_AT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     PACKED: tl.constexpr,
@@ -110,10 +202,13 @@ def ragged_kernel(
     HAS_CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_K_SCALE: tl.constexpr,
+    HAS_V_SCALE: tl.constexpr,
     HAS_LSE: tl.constexpr,
     IS_FRESH: tl.constexpr,
 ):
-    """Program (tile of queries, key head). Rows with fewer than two query tokens are left alone.
+    """Program (tile of queries, key head). Rows with fewer than two query tokens are left alone,
+    tokens below num_tokens that belong to no row get zeros.
 
     IS_FRESH: these rows have no earlier keys, so that keys and values are read where the step made
     them: step_k and step_v [T, key heads, dim], and descriptors of [T, key heads * dim] for
@@ -127,6 +222,16 @@ def ragged_kernel(
     kv_head = tl.program_id(1)
     row = _row_of(tile, query_start_loc, num_rows, TILE_QUERIES)
     row_start = tl.load(query_start_loc + row)
+    if row == num_rows:
+        spare = row_start + (tile - (row_start // TILE_QUERIES + row)) * TILE_QUERIES
+        spare += tl.arange(0, TILE_QUERIES)
+        # fmt: off
+        store_zeros(
+            out, kv_head * GROUP, spare, spare < num_tokens, tl.num_programs(1) * GROUP,
+            GROUP, V_DIM, V_BLOCK,
+        )
+        # fmt: on
+        return
     count = (tl.load(query_start_loc + row + 1) - row_start).to(tl.int32)
     first_query = (tile - (row_start // TILE_QUERIES + row)).to(tl.int32) * TILE_QUERIES
     if (count < 2) | (first_query >= count):
@@ -147,39 +252,25 @@ def ragged_kernel(
     begin, seen_by_all = _span(first_position, window, TILE, HAS_WINDOW)
     end = tl.minimum(first_position + TILE_QUERIES, length)
     table = block_table + row.to(tl.int64) * table_stride
-    head_cache = cache + kv_head * head_stride
-    everything = tl.full([TILE], 1, tl.int1)
+    head_cache = cache + kv_head.to(tl.int64) * HEAD_STRIDE
+    head_scales = scales + kv_head.to(tl.int64) * HEAD_STRIDE // 4
+    scale *= layer_scale(k_scale, kv_head, k_scale_stride, HAS_K_SCALE)
     # fmt: off
-    for start in tl.range(begin, seen_by_all, TILE, num_stages=STAGES):
-        keys = start + tl.arange(0, TILE)
-        if IS_FRESH:
-            at = row_start.to(tl.int32) + start
-            k = step_k_tiles.load([at, kv_head * K_DIM]).T
-            v = step_v_tiles.load([at, kv_head * V_DIM])
-        else:
-            k, v = load_tile(
-                head_cache, table, keys, everything, block_stride, kv_stride, token_stride,
-                BLOCK_SIZE, K_DIM, V_DIM, K_BLOCK, V_BLOCK,
-            )
-        distance = position[:, None] - keys[None, :]
-        scores = scores_of(queries, k, distance, scale, cap, slope, HAS_CAP, HAS_SLOPES)
-        top, total, acc = fold(scores, distance, v, top, total, acc, kind, False)
-    for start in tl.range(seen_by_all, end, TILE, num_stages=1):
-        keys = start + tl.arange(0, TILE)
-        if IS_FRESH:
-            k, v = _load_step_tile(
-                step_k, step_v, row_start + keys, keys < end, kv_head,
-                step_k_stride, step_v_stride, K_DIM, V_DIM,
-            )
-        else:
-            k, v = load_tile(
-                head_cache, table, keys, keys < end, block_stride, kv_stride, token_stride,
-                BLOCK_SIZE, K_DIM, V_DIM, K_BLOCK, V_BLOCK,
-            )
-        distance = position[:, None] - keys[None, :]
-        visible = _visible(distance, window, HAS_WINDOW)
-        scores = scores_of(queries, k, distance, scale, cap, slope, HAS_CAP, HAS_SLOPES)
-        top, total, acc = fold(scores, visible, v, top, total, acc, kind, True)
+    top, total, acc = _fold_span(
+        begin, seen_by_all, top, total, acc, queries, position, slope, head_cache, head_scales,
+        table, step_k, step_v, step_k_tiles, step_v_tiles, row_start, kv_head, step_k_stride,
+        step_v_stride, scale, cap, window, kind, BLOCK_STRIDE, KV_STRIDE, TOKEN_STRIDE, SCALE_AT,
+        BLOCK_SIZE, K_DIM, V_DIM, K_BLOCK, V_BLOCK, TILE, STAGES, HAS_WINDOW, HAS_CAP, HAS_SLOPES,
+        IS_FRESH, False,
+    )
+    top, total, acc = _fold_span(
+        seen_by_all, end, top, total, acc, queries, position, slope, head_cache, head_scales,
+        table, step_k, step_v, step_k_tiles, step_v_tiles, row_start, kv_head, step_k_stride,
+        step_v_stride, scale, cap, window, kind, BLOCK_STRIDE, KV_STRIDE, TOKEN_STRIDE, SCALE_AT,
+        BLOCK_SIZE, K_DIM, V_DIM, K_BLOCK, V_BLOCK, TILE, 1, HAS_WINDOW, HAS_CAP, HAS_SLOPES,
+        IS_FRESH, True,
+    )
     # fmt: on
     place = token * tl.num_programs(1) * GROUP + head
-    store_result(out, lse, place, is_query, top, total, acc, V_DIM, V_BLOCK, HAS_LSE)
+    by = layer_scale(v_scale, kv_head, v_scale_stride, HAS_V_SCALE)
+    store_result(out, lse, place, is_query, top, total, acc, by, V_DIM, V_BLOCK, HAS_LSE)

@@ -5,6 +5,81 @@ import triton.language as tl
 
 
 @triton.jit
+def rotated(
+    heads,
+    inside,
+    weight,
+    table,
+    eps,
+    kind: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    NORMED: tl.constexpr,
+):
+    """Heads of one token that ``heads`` [n] points at, in three parts in dtype ``kind``: the first
+    HALF elements, the next HALF, and the rest, which is the first part again if REST_BLOCK is 0.
+
+    ``table`` points at the cosines and sines of the token's position.
+    """
+    places = tl.arange(0, HALF_BLOCK)
+    in_half = places < HALF
+    mask = inside[:, None] & in_half[None, :]
+    at = heads[:, None] + places[None, :]
+    first = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
+    if NORMED:
+        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+    rest = first
+    if REST_BLOCK > 0:
+        others = tl.arange(0, REST_BLOCK)
+        in_rest = others < DIM - 2 * HALF
+        rest_mask = inside[:, None] & in_rest[None, :]
+        rest_at = heads[:, None] + 2 * HALF + others[None, :]
+        rest = tl.load(rest_at, mask=rest_mask, other=0.0).to(tl.float32)
+        if NORMED:
+            squares += tl.sum(rest * rest, 1)
+    if NORMED:
+        scale = tl.rsqrt(squares / DIM + eps)[:, None]
+        first_weight = tl.load(weight + places, mask=in_half, other=0.0).to(tl.float32)
+        second_weight = tl.load(weight + HALF + places, mask=in_half, other=0.0).to(tl.float32)
+        first = first * scale * first_weight[None, :]
+        second = second * scale * second_weight[None, :]
+        if REST_BLOCK > 0:
+            rest_weight = tl.load(weight + 2 * HALF + others, mask=in_rest, other=0.0)
+            rest = rest * scale * rest_weight.to(tl.float32)[None, :]
+    cos = tl.load(table + places, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(table + HALF + places, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    turned = (first * cos - second * sin).to(kind)
+    return turned, (second * cos + first * sin).to(kind), rest.to(kind)
+
+
+@triton.jit
+def store_parts(
+    into,
+    inside,
+    first,
+    second,
+    rest,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+):
+    """Put the three parts of ``rotated`` together where ``into`` [n] points."""
+    places = tl.arange(0, HALF_BLOCK)
+    mask = inside[:, None] & (places < HALF)[None, :]
+    at = into[:, None] + places[None, :]
+    tl.store(at, first, mask=mask)
+    tl.store(at + HALF, second, mask=mask)
+    if REST_BLOCK > 0:
+        others = tl.arange(0, REST_BLOCK)
+        rest_mask = inside[:, None] & (others < DIM - 2 * HALF)[None, :]
+        tl.store(into[:, None] + 2 * HALF + others[None, :], rest, mask=rest_mask)
+
+
+@triton.jit
 def rotate_kernel(
     q,
     k,
@@ -18,6 +93,7 @@ def rotate_kernel(
     q_head_stride,
     k_token_stride,
     k_head_stride,
+    table_stride,
     NUM_Q: tl.constexpr,
     NUM_K: tl.constexpr,
     DIM: tl.constexpr,
@@ -51,37 +127,13 @@ def rotate_kernel(
         head = (chunk - q_chunks) * HEADS + tl.arange(0, HEADS)
         inside = head < NUM_K
         target = head + NUM_Q
-    places = tl.arange(0, HALF_BLOCK)
-    in_half = places < HALF
-    mask = inside[:, None] & in_half[None, :]
-    heads = source + head[:, None] * head_stride
-    first = tl.load(heads + places[None, :], mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(heads + HALF + places[None, :], mask=mask, other=0.0).to(tl.float32)
-    into = out + token * ((NUM_Q + NUM_K) * DIM) + target[:, None] * DIM
-    if NORMED:
-        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
-    if REST_BLOCK > 0:
-        others = tl.arange(0, REST_BLOCK)
-        in_rest = others < DIM - 2 * HALF
-        rest_mask = inside[:, None] & in_rest[None, :]
-        rest = tl.load(heads + 2 * HALF + others[None, :], mask=rest_mask, other=0.0)
-        if NORMED:
-            wide = rest.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
-    if NORMED:
-        scale = tl.rsqrt(squares / DIM + eps)[:, None]
-        first_weight = tl.load(weight + places, mask=in_half, other=0.0).to(tl.float32)
-        second_weight = tl.load(weight + HALF + places, mask=in_half, other=0.0).to(tl.float32)
-        first = first * scale * first_weight[None, :]
-        second = second * scale * second_weight[None, :]
-    table = cos_sin + tl.load(positions + token) * (2 * HALF)
-    cos = tl.load(table + places, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    sin = tl.load(table + HALF + places, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    kind = out.dtype.element_ty
-    tl.store(into + places[None, :], (first * cos - second * sin).to(kind), mask=mask)
-    tl.store(into + HALF + places[None, :], (second * cos + first * sin).to(kind), mask=mask)
-    if REST_BLOCK > 0:
-        if NORMED:
-            rest_weight = tl.load(weight + 2 * HALF + others, mask=in_rest, other=0.0)
-            rest = rest.to(tl.float32) * scale * rest_weight.to(tl.float32)[None, :]
-        tl.store(into + 2 * HALF + others[None, :], rest.to(kind), mask=rest_mask)
+    table = cos_sin + tl.load(positions + token).to(tl.int64) * table_stride
+    heads = source + head * head_stride
+    into = out + token * ((NUM_Q + NUM_K) * DIM) + target * DIM
+    kind: tl.constexpr = out.dtype.element_ty
+    # fmt: off
+    first, second, rest = rotated(
+        heads, inside, weight, table, eps, kind, DIM, HALF, HALF_BLOCK, REST_BLOCK, NORMED
+    )
+    # fmt: on
+    store_parts(into, inside, first, second, rest, DIM, HALF, HALF_BLOCK, REST_BLOCK)
