@@ -8,6 +8,8 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 EMULATION = TESTS / "emulation"
 FAMILIES = ("linear", "blocks", "attention", "elementwise", "sampling")
+# Tests that serve numba's kernels too.
+SHARED = {"blocks": "test_cpu_block_providers.py", "attention": "test_cpu_attention_providers.py"}
 # What does not depend on the level: messages, the choice of kernels.
 _NOT_OF_A_LEVEL = (
     "providers_import_no_torch",
@@ -34,7 +36,9 @@ def run_unit_tests(
     }
     if machine == "x86_64":
         environment["CC"] = str(EMULATION / "simde_cc")
-    files = [str(TESTS / "unit" / f"test_cpu_native_{family}.py") for family in families]
+    names = [f"test_cpu_native_{family}.py" for family in families]
+    names += [SHARED[family] for family in families if family in SHARED]
+    files = [str(TESTS / "unit" / name) for name in names]
     words = " or ".join((*_NOT_OF_A_LEVEL, *without))
     plugins = ["-p", "emulated_levels", "-p", "pytest_timeout", "-p", "no:cacheprovider"]
     options = ["-q", "-x", *plugins, "-k", f"not ({words})"]

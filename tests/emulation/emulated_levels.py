@@ -14,7 +14,7 @@ from cardan.platforms.cpu import cpu_info
 
 LEVEL = os.environ["CARDAN_CPU_ISA"]
 # Fixtures and parameters that stand for levels, and what is as good as the level's name.
-_PARAMETERS = ("isa", "kernels", "linear")
+_PARAMETERS = ("isa", "any_isa", "kernels", "linear", "provider")
 _HIGHEST = "best"
 
 

@@ -6,13 +6,13 @@ import logging
 import os
 import platform
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from native_levels import compiled
 
 from cardan.core.interfaces.kernels import Case
 from cardan.core.ops.catalogue import CATALOGUE
@@ -41,20 +41,9 @@ needs_x86 = pytest.mark.skipif(
 )
 
 
-def compiled(folder, level, patterns, tiles):
-    """A library of some of the kernels, with emulated tile registers or without."""
-    for pattern in ("pool.[ch]", "simd.h", "amx.h", *patterns):
-        for file in FOLDER.glob(pattern):
-            shutil.copy(file, folder)
-    environment = {
-        **os.environ,
-        "CARDAN_CPU_ISA": level,
-        "CARDAN_CPU_CFLAGS": f"-O1 -include {shlex.quote(str(TILES))}" if tiles else "-O1",
-        "XDG_CACHE_HOME": str(folder),
-    }
-    found = open_library(environment, folder=folder)
-    assert found.isa == level
-    return found
+# The kernels with emulated tile registers, and what is compared with them.
+TILES_FLAGS = f"-O1 -include {shlex.quote(str(TILES))}"
+PLAIN_FLAGS = "-O1"
 
 
 def amx_level():
@@ -72,7 +61,7 @@ def kernels(tmp_path_factory):
     if "avx2" not in instruction_sets(Path("/")):
         pytest.skip("this CPU has no AVX2")
     folder = tmp_path_factory.mktemp("linear")
-    return LinearKernels(compiled(folder, "avx2", ("linear*.[ch]",), tiles=True))
+    return LinearKernels(compiled(folder, "avx2", "linear*.[ch]", CARDAN_CPU_CFLAGS=TILES_FLAGS))
 
 
 @pytest.fixture
@@ -92,9 +81,14 @@ def blocks(tmp_path_factory):
 
     return [
         BlockKernels(
-            compiled(tmp_path_factory.mktemp("blocks"), "scalar", ("block_*.[ch]",), tiles)
+            compiled(
+                tmp_path_factory.mktemp("blocks"),
+                "scalar",
+                "block_*.[ch]",
+                CARDAN_CPU_CFLAGS=flags,
+            )
         )
-        for tiles in (True, False)
+        for flags in (TILES_FLAGS, PLAIN_FLAGS)
     ]
 
 
@@ -283,7 +277,7 @@ def test_the_level_compiles_to_tile_instructions(tmp_path, file, instructions):
     if not accepts(compiler, flags):
         pytest.skip(f"{compiler.command[0]} is too old for {' '.join(level.flags)}")
     text = tmp_path / "kernels.s"
-    command = [*compiler.command, *flags, "-Werror", "-S", "-o", str(text), str(FOLDER / file)]
+    command = [*compiler.command, *flags, "-S", "-o", str(text), str(FOLDER / file)]
     subprocess.run(command, check=True, capture_output=True)
     found = text.read_text()
     assert [name for name in instructions if name not in found] == []

@@ -1,13 +1,10 @@
 """The CPU's own matrix product against float64, at every level of instructions this CPU has."""
 
-import os
-import platform
-import shutil
 import threading
-from pathlib import Path
 
 import pytest
 import torch
+from native_levels import LEVELS, compiled
 from torch.nn import functional
 
 from cardan.core.interfaces.kernels import Case
@@ -15,10 +12,7 @@ from cardan.core.ops.catalogue import CATALOGUE
 from cardan.core.ops.compare import compare_case
 from cardan.core.ops.loading import load_provider
 from cardan.core.ops.self_check import LoadedKernel, self_check
-from cardan.platforms.cpu import native
-from cardan.platforms.cpu.cpu_info import instruction_sets
-from cardan.platforms.cpu.native.isa import usable_levels
-from cardan.platforms.cpu.native.library import library, open_library, unavailable_reason
+from cardan.platforms.cpu.native.library import library, unavailable_reason
 from cardan.platforms.cpu.native.providers import LINEAR_PROVIDERS
 
 pytestmark = pytest.mark.skipif(
@@ -28,9 +22,6 @@ pytestmark = pytest.mark.skipif(
 OPS = {op.name: op for op in CATALOGUE}
 LINEAR = OPS["linear"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LEVELS = [
-    level.name for level in usable_levels(platform.machine(), instruction_sets(Path("/")), {})
-]
 # rows, outputs, inputs: whole tiles, remainders of each kind, several panels, several spans.
 SIZES = (
     (1, 1, 1),
@@ -60,17 +51,7 @@ def kernels(request, tmp_path_factory):
     from cardan.platforms.cpu.native.linear import LinearKernels
 
     folder = tmp_path_factory.mktemp(request.param)
-    for pattern in ("pool.[ch]", "simd.h", "amx.h", "linear*.[ch]"):
-        for file in Path(native.__file__).parent.glob(pattern):
-            shutil.copy(file, folder)
-    environment = {
-        **os.environ,
-        "CARDAN_CPU_ISA": request.param,
-        "XDG_CACHE_HOME": str(folder),
-    }
-    found = open_library(environment, folder=folder)
-    assert found.isa == request.param
-    return LinearKernels(found)
+    return LinearKernels(compiled(folder, request.param, "linear*.[ch]"))
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def test_the_last_mlp_sees_a_token_of_each_row(start, llama, eager):
     runs = start(directory, max_num_batched_tokens=256, enforce_eager=eager)
     prompts = [prompt_ids(length, length) for length in LENGTHS]
     assert runs.run(prompts) == [greedy(model, prompt) for prompt in prompts]
-    assert runs.widths and max(runs.widths) == len(LENGTHS)
+    assert max(runs.widths) == len(LENGTHS)
 
 
 def test_all_tokens_of_prompts_whose_logprobs_are_wanted(start, llama):

@@ -20,9 +20,8 @@ from cardan.core.interfaces.attention import (
 )
 from cardan.core.interfaces.capabilities import DeviceInfo, Verdict
 from cardan.core.interfaces.device import Device
-from cardan.core.interfaces.errors import UnsupportedError
 from cardan.core.interfaces.torch_attention import refusals
-from cardan.core.types.kv import DTYPE_BYTES, SCALE_BYTES, KVCacheSpec
+from cardan.core.types.kv import DTYPE_BYTES, KVCacheSpec
 from cardan.platforms.cpu.native.library import (
     NativeFunction,
     NativeLibrary,
@@ -33,6 +32,7 @@ from cardan.platforms.cpu.native.library import (
     library,
     unavailable_reason,
 )
+from cardan.platforms.cpu.paged_cache import ORDER, PagedCache, beyond, packed, per_head
 
 # Codes of the element types in C (simd.h).
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -43,7 +43,6 @@ _BAD_BLOCK, _BAD_ROWS = 2, 3
 _ITEM_BYTES, _MOST_SPLITS, _SPLIT_KEYS = 40, 16, 256
 # Plans that are kept for steps at the same addresses.
 _MOST_PLANS = 64
-_ORDER = (0, 1, 2, 3, 4)
 
 
 class _Plan(ctypes.Structure):
@@ -132,29 +131,12 @@ class NativeAttention(AttentionBackend):
 
     @classmethod
     def layout(cls, spec: KVCacheSpec, device: DeviceInfo) -> KVLayout:
-        """``[block, 2, head, token in block, content]``: what a head reads of a block lies
-        together."""
-        return KVLayout(order=_ORDER)
+        return KVLayout(order=ORDER)
 
     def __init__(self, spec: KVCacheSpec, layout: KVLayout, device: Device) -> None:
-        if layout.order != _ORDER or layout.opaque:
-            raise UnsupportedError(f"{self.name} attention reads only its own cache layout")
+        self._cache = PagedCache.of(self.name, spec, layout)
         self._functions = _functions()
-        if spec.scale_bytes != SCALE_BYTES.get(spec.dtype, 0):
-            raise UnsupportedError(
-                f"{self.name} attention reads no {spec.dtype} cache with scales of "
-                f"{spec.scale_bytes} bytes"
-            )
-        self._kv_dtype: torch.dtype = getattr(torch, spec.dtype)
-        self._k_shape = (spec.num_kv_heads, spec.k_head_dim)
-        self._v_shape = (spec.num_kv_heads, spec.v_head_dim)
         self._v_dim = spec.v_head_dim
-        self._cache_shape = (
-            2,
-            spec.num_kv_heads,
-            spec.block_size,
-            spec.content_size,
-        )
         self._template = _Plan(
             num_kv_heads=spec.num_kv_heads,
             k_dim=spec.k_head_dim,
@@ -168,17 +150,13 @@ class NativeAttention(AttentionBackend):
         self._constants: dict[int, tuple[Tensor, Tensor]] = {}
 
     def plan(self, batch: BatchView) -> NativePlan:
-        unknown = batch.features - self.features
-        if unknown:
-            raise UnsupportedError(
-                f"{self.name} attention cannot honour {', '.join(sorted(unknown))}"
-            )
-        starts = _packed(batch.query_start_loc, torch.int64, "query_start_loc")
-        lens = _packed(batch.seq_lens, torch.int64, "seq_lens")
-        slots = _packed(batch.slot_mapping, torch.int64, "slot_mapping")
+        self._cache.check_features(batch, self.features)
+        starts = packed(batch.query_start_loc, torch.int64, "query_start_loc")
+        lens = packed(batch.seq_lens, torch.int64, "seq_lens")
+        slots = packed(batch.slot_mapping, torch.int64, "slot_mapping")
         table = batch.block_table
         if table.dtype is not torch.int32:
-            raise ValueError(f"block_table must be int32, got {table.dtype}")
+            raise ValueError(f"block_table must be torch.int32, got {table.dtype}")
         if table.stride(1) != 1:
             table = table.contiguous()
         threads = torch.get_num_threads()
@@ -225,15 +203,10 @@ class NativeAttention(AttentionBackend):
 
     def write(self, k: Tensor, v: Tensor, cache: Tensor, plan: NativePlan) -> None:
         k, v = _elements(k, "k"), _elements(v, "v")
-        tokens = plan.num_tokens
-        if k.shape != (tokens, *self._k_shape) or v.shape != (tokens, *self._v_shape):
-            raise ValueError(
-                f"k {tuple(k.shape)} and v {tuple(v.shape)} must be "
-                f"{(tokens, *self._k_shape)} and {(tokens, *self._v_shape)}"
-            )
+        self._cache.check_new(k, v, plan.num_tokens)
         if k.dtype is not v.dtype:
             raise ValueError(f"k and v must have one dtype, got {k.dtype} and {v.dtype}")
-        num_blocks = self._num_blocks(cache)
+        num_blocks = self._cache.num_blocks(cache)
         k_strides, v_strides = k.stride(), v.stride()
         status = self._functions.write(
             plan.address,
@@ -258,20 +231,10 @@ class NativeAttention(AttentionBackend):
         layer: LayerParams,
         lse: Tensor | None = None,
     ) -> Tensor:
-        if layer.k_scale is not None or layer.v_scale is not None:
-            raise UnsupportedError(
-                f"{self.name} attention reads no cache that is scaled layer by layer"
-            )
         q = _elements(q, "q")
+        self._cache.check_query(q, plan.num_tokens, layer)
         tokens, num_heads, _ = q.shape
-        num_kv_heads, head_dim = self._k_shape
-        if tokens != plan.num_tokens or q.shape[2] != head_dim:
-            raise ValueError(
-                f"q {tuple(q.shape)} must be ({plan.num_tokens}, num_heads, {head_dim})"
-            )
-        if num_heads % num_kv_heads or not num_heads:
-            raise ValueError(f"{num_heads} query heads are no multiple of {num_kv_heads} key heads")
-        num_blocks = self._num_blocks(cache)
+        num_blocks = self._cache.num_blocks(cache)
         sinks = self._per_head(layer.sinks, num_heads, "sinks")
         slopes = self._per_head(layer.alibi_slopes, num_heads, "alibi_slopes")
         sums = lse
@@ -308,26 +271,11 @@ class NativeAttention(AttentionBackend):
         """Address of ``values`` in float32, which stays valid with the backend; None: 0."""
         if values is None:
             return 0
-        if values.numel() != num_heads:
-            raise ValueError(f"{name} has {values.numel()} elements for {num_heads} heads")
         found = self._constants.get(id(values))
-        if found is None:
-            found = values, values.to(torch.float32).contiguous()
+        if found is None or len(found[1]) != num_heads:
+            found = values, per_head(values, num_heads, name)
             self._constants[id(values)] = found
         return found[1].data_ptr()
-
-    def _num_blocks(self, cache: Tensor) -> int:
-        shape = cache.shape
-        if (
-            shape[1:] != self._cache_shape
-            or cache.dtype is not self._kv_dtype
-            or not cache.is_contiguous()
-        ):
-            raise ValueError(
-                f"the cache must be contiguous {self._kv_dtype} (blocks, "
-                f"{', '.join(map(str, self._cache_shape))}), got {cache.dtype} {tuple(shape)}"
-            )
-        return shape[0]
 
 
 def _elements(tensor: Tensor, name: str) -> Tensor:
@@ -339,17 +287,9 @@ def _elements(tensor: Tensor, name: str) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _packed(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    if tensor.dtype is not dtype:
-        raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
-
-
 def _raise(status: int, num_blocks: int) -> None:
     if status == _BAD_BLOCK:
-        raise IndexError(
-            f"the block table or slot mapping names a block beyond the {num_blocks} of the cache"
-        )
+        raise beyond(num_blocks)
     if status == _BAD_ROWS:
         raise ValueError(
             "query_start_loc must ascend from 0 to at most the number of tokens, and seq_lens lie "

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cardan.core.types.ggml import BlockFormat, block_format
+from cardan.core.types.ggml import block_format
 from cardan.platforms.cpu.huge_pages import WeightMemory
 from cardan.platforms.cpu.native.library import (
     NativeFunction,
@@ -24,6 +24,7 @@ from cardan.platforms.cpu.native.library import (
     check,
     library,
 )
+from cardan.platforms.cpu.stored_blocks import bad_activations, check_stored
 
 # Numbers of the types in ``simd.h`` and of the formats in ``block_format.h``.
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -85,7 +86,7 @@ class BlockKernels:
         Raises:
             ValueError: the format is not known, or the weight does not have these sizes.
         """
-        _check_stored(weight, format, in_features)
+        check_stored(weight, format, in_features, _FORMATS)
         if weight.shape[0] != out_features:
             raise ValueError(f"weight has {weight.shape[0]} rows, out_features is {out_features}")
         return self._packed(weight, _FORMATS[format], in_features)
@@ -115,7 +116,7 @@ class BlockKernels:
     ) -> Tensor:
         """Rows ``token_ids`` of a stored table, decoded and rounded once to ``dtype``."""
         kind = _TYPES.get(dtype)
-        block = _check_stored(weight, format, None)
+        block = check_stored(weight, format, None, _FORMATS)
         if kind is None or token_ids.dtype is not torch.int64:
             raise ValueError(
                 "dtype must be float32, bfloat16 or float16 and token_ids int64, got "
@@ -185,7 +186,7 @@ def _make_block_linear(
         outputs = weight.out_features
         shape = x.shape
         if kind is None or not shape or shape[-1] != inputs or not x.is_cpu:
-            raise _bad_activations(x, inputs)
+            raise bad_activations(x, inputs)
         if bias is not None:
             bias = _dense_bias(bias, dtype, outputs)
         if len(shape) == 2 and x.stride(1) == 1:
@@ -226,7 +227,7 @@ def _make_int8_linear(
         inputs, outputs = weight.in_features, weight.out_features
         shape = x.shape
         if kind is None or not shape or shape[-1] != inputs or not x.is_cpu:
-            raise _bad_activations(x, inputs)
+            raise bad_activations(x, inputs)
         if scales.dtype is not torch.float32 or scales.shape != (outputs,):
             raise ValueError(
                 f"scales must be float32 ({outputs},), got {scales.dtype} {tuple(scales.shape)}"
@@ -259,36 +260,10 @@ def _make_int8_linear(
     return int8_linear
 
 
-def _check_stored(weight: Tensor, format: str, in_features: int | None) -> BlockFormat:
-    """The format's blocks, after a look at the stored rows."""
-    if format not in _FORMATS:
-        raise ValueError(f"no kernels for format {format!r}; known: {', '.join(_FORMATS)}")
-    block = block_format(format)
-    if weight.dtype is not torch.uint8 or weight.dim() != 2 or not weight.is_cpu:
-        raise ValueError(
-            f"weight must be a uint8 matrix on the host, got {weight.dtype} "
-            f"{tuple(weight.shape)} on {weight.device}"
-        )
-    blocks, rest = divmod(weight.shape[1], block.nbytes)
-    if rest or (in_features is not None and in_features != blocks * block.elements):
-        raise ValueError(
-            f"rows of {weight.shape[1]} bytes are not in_features={in_features} in {format} "
-            f"blocks ({block.elements} values in {block.nbytes} bytes)"
-        )
-    return block
-
-
 def _dense_bias(bias: Tensor, dtype: torch.dtype, outputs: int) -> Tensor:
     if bias.dtype is not dtype or bias.shape != (outputs,):
         raise ValueError(f"bias must be {dtype} ({outputs},), got {bias.dtype} {tuple(bias.shape)}")
     return bias.contiguous()
-
-
-def _bad_activations(x: Tensor, inputs: int) -> ValueError:
-    return ValueError(
-        f"x must be float32, bfloat16 or float16 (..., {inputs}) on the host, got {x.dtype} "
-        f"{tuple(x.shape)} on {x.device}"
-    )
 
 
 _KERNELS = BlockKernels(library())

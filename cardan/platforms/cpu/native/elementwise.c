@@ -1,5 +1,5 @@
-// Norms, rotation, gated activations, the soft cap, and the likeliest tokens. All compute in
-// float32 and round once; rows are independent, so threads and batches change no bit.
+// Norms, rotation, gated activations and the soft cap. All compute in float32 and round once; rows
+// are independent, so threads and batches change no bit.
 #include "vmath.h"
 
 enum { CARDAN_BAD_POSITION = 2 };
@@ -16,20 +16,16 @@ enum { GATE_SILU = 0, GATE_GELU_TANH = 1 };
         default: { enum { TYPE = TYPE_F16 }; call; }         \
     }
 
-// `call` for each vector of a row, which begins at element d and has COUNT elements: a constant
-// but for the last one, whose handling would slow down the loop.
-#define EACH_VECTOR(dim, call)                                  \
-    {                                                           \
-        int64_t d = 0;                                          \
-        for (; d + LANES <= (dim); d += LANES) {                \
-            enum { COUNT = LANES };                             \
-            call;                                               \
-        }                                                       \
-        if (d < (dim)) {                                        \
-            const int COUNT = (int)((dim) - d);                 \
-            call;                                               \
-        }                                                       \
+// part(..., d, count, type) for each vector of a row, which begins at element d and has count
+// elements: LANES, a constant. The last one, if it has fewer, is handed to part_rest: once for all
+// types, since it is not worth the time to compile more.
+#define EACH_VECTOR(dim, part, ...)                                                 \
+    {                                                                               \
+        int64_t d = 0;                                                              \
+        for (; d + LANES <= (dim); d += LANES) part(__VA_ARGS__, d, LANES, type);   \
+        if (d < (dim)) part##_rest(__VA_ARGS__, d, (int)((dim) - d), type);         \
     }
+#define FEWER(count) if ((count) >= LANES) __builtin_unreachable()
 
 // `count` elements from d on; zeros behind them.
 CARDAN_INLINE vf row_load(int type, const void *row, int64_t d, int count) {
@@ -86,10 +82,22 @@ CARDAN_INLINE void add_part(const char *x, const char *residual, char *sum, int6
     row_store(type, sum, d, count, added);
 }
 
+CARDAN_OUTLINE void add_part_rest(const char *x, const char *residual, char *sum, int64_t d,
+                                  int count, int type) {
+    FEWER(count);
+    add_part(x, residual, sum, d, count, type);
+}
+
 CARDAN_INLINE void norm_part(const struct norm_job *job, const char *x, char *out, float scale,
                              int64_t d, int count, const int type) {
     const vf weight = weight_load(type, job->wide_weight, job->weight, d, count);
     row_store(type, out, d, count, row_load(type, x, d, count) * scale * weight);
+}
+
+CARDAN_OUTLINE void norm_part_rest(const struct norm_job *job, const char *x, char *out,
+                                   float scale, int64_t d, int count, int type) {
+    FEWER(count);
+    norm_part(job, x, out, scale, d, count, type);
 }
 
 CARDAN_INLINE void norm_rows(const struct norm_job *job, int64_t begin, int64_t end,
@@ -101,12 +109,12 @@ CARDAN_INLINE void norm_rows(const struct norm_job *job, int64_t begin, int64_t 
         if (job->sum) {
             char *sum = job->sum + row * bytes;
             const char *residual = job->residual + row * bytes;
-            EACH_VECTOR(dim, add_part(x, residual, sum, d, COUNT, type));
+            EACH_VECTOR(dim, add_part, x, residual, sum);
             // What is normalised is the sum as it was rounded.
             x = sum;
         }
         const float scale = inverse_rms(x, dim, job->eps, type);
-        EACH_VECTOR(dim, norm_part(job, x, out, scale, d, COUNT, type));
+        EACH_VECTOR(dim, norm_part, job, x, out, scale);
     }
 }
 
@@ -172,17 +180,30 @@ CARDAN_INLINE void rotate_pair(const struct rotate_heads *part, const char *x, c
     row_store(type, out, half + d, count, second * cosine + first * sine);
 }
 
+CARDAN_OUTLINE void rotate_pair_rest(const struct rotate_heads *part, const char *x, char *out,
+                                     const float *angles, int64_t half, float scale, int64_t d,
+                                     int count, int type) {
+    FEWER(count);
+    rotate_pair(part, x, out, angles, half, scale, d, count, type);
+}
+
+// The elements of a head from `begin` on, which are not rotated.
+CARDAN_OUTLINE void pass_on(const struct rotate_job *job, const struct rotate_heads *part,
+                            const char *x, char *out, float scale, int64_t begin) {
+    const int type = job->type;
+    for (int64_t d = begin; d < job->dim; d += LANES) {
+        const int count = job->dim - d < LANES ? (int)(job->dim - d) : LANES;
+        row_store(type, out, d, count,
+                  normed(part, row_load(type, x, d, count), scale, d, count, type));
+    }
+}
+
 CARDAN_INLINE void rotate_head(const struct rotate_job *job, const struct rotate_heads *part,
                                const char *x, char *out, const float *angles, const int type) {
-    const int64_t half = job->half, rest = job->dim - 2 * half;
+    const int64_t half = job->half;
     const float scale = part->weight ? inverse_rms(x, job->dim, job->eps, type) : 1.0f;
-    EACH_VECTOR(half, rotate_pair(part, x, out, angles, half, scale, d, COUNT, type));
-    for (int64_t d = 0; d < rest; d += LANES) {
-        const int64_t at = 2 * half + d;
-        const int count = rest - d < LANES ? (int)(rest - d) : LANES;
-        const vf value = normed(part, row_load(type, x, at, count), scale, at, count, type);
-        row_store(type, out, at, count, value);
-    }
+    EACH_VECTOR(half, rotate_pair, part, x, out, angles, half, scale);
+    if (2 * half < job->dim) pass_on(job, part, x, out, scale, 2 * half);
 }
 
 CARDAN_INLINE void rotate_tokens(const struct rotate_job *job, int64_t begin, int64_t end,
@@ -268,6 +289,12 @@ CARDAN_INLINE void gate_part(const char *gates, const char *ups, char *out, int 
     row_store(type, out, d, count, x / (1.0f + vf_exp(-slope)) * up);
 }
 
+CARDAN_OUTLINE void gate_part_rest(const char *gates, const char *ups, char *out, int gate,
+                                   int64_t d, int count, int type) {
+    FEWER(count);
+    gate_part(gates, ups, out, gate, d, count, type);
+}
+
 CARDAN_INLINE void gate_rows(const struct gate_job *job, int64_t begin, int64_t end,
                              const int type) {
     const int64_t dim = job->dim, bytes = dim * type_size(type);
@@ -275,9 +302,9 @@ CARDAN_INLINE void gate_rows(const struct gate_job *job, int64_t begin, int64_t 
         const char *gates = job->x + row * 2 * bytes, *ups = gates + bytes;
         char *out = job->out + row * bytes;
         if (job->gate == GATE_SILU) {
-            EACH_VECTOR(dim, gate_part(gates, ups, out, GATE_SILU, d, COUNT, type));
+            EACH_VECTOR(dim, gate_part, gates, ups, out, GATE_SILU);
         } else {
-            EACH_VECTOR(dim, gate_part(gates, ups, out, GATE_GELU_TANH, d, COUNT, type));
+            EACH_VECTOR(dim, gate_part, gates, ups, out, GATE_GELU_TANH);
         }
     }
 }
@@ -307,13 +334,19 @@ CARDAN_INLINE void cap_part(const char *x, char *out, float cap, int64_t d, int 
     row_store(type, out, d, count, cap * vf_tanh(row_load(type, x, d, count) / cap));
 }
 
+CARDAN_OUTLINE void cap_part_rest(const char *x, char *out, float cap, int64_t d, int count,
+                                  int type) {
+    FEWER(count);
+    cap_part(x, out, cap, d, count, type);
+}
+
 CARDAN_INLINE void cap_rows(const struct gate_job *job, int64_t begin, int64_t end,
                             const int type) {
     const int64_t dim = job->dim, bytes = dim * type_size(type);
     for (int64_t row = begin; row < end; row++) {
         const char *x = job->x + row * bytes;
         char *out = job->out + row * bytes;
-        EACH_VECTOR(dim, cap_part(x, out, job->cap, d, COUNT, type));
+        EACH_VECTOR(dim, cap_part, x, out, job->cap);
     }
 }
 
@@ -336,86 +369,5 @@ CARDAN_EXPORT int cardan_soft_cap(const struct cap_call *call) {
     struct gate_job job = {.out = call->out, .x = call->x, .dim = call->dim,
                            .cap = (float)call->cap, .type = (int)call->type};
     parallel_rows((int)call->threads, call->rows, 8 * call->dim, cap_task, &job);
-    return CARDAN_OK;
-}
-
-struct greedy_job {
-    int64_t *out;
-    const float *logits;
-    int64_t vocab, stride;
-};
-
-// Logits looked at together, so that a decision is looked up in the first cache.
-#define GREEDY_BLOCK 2048
-
-// The largest of the values; *nan is set if any is NaN.
-static float largest(const float *values, int64_t count, int *nan) {
-    const vf lowest = vf_splat(-__builtin_inff());
-    vf most[4] = {lowest, lowest, lowest, lowest};
-    vi unequal[4] = {{0}};
-    int64_t i = 0;
-    for (; i + 4 * LANES <= count; i += 4 * LANES) {
-#pragma GCC unroll 4
-        for (int v = 0; v < 4; v++) {
-            const vf value = vf_load(values + i + v * LANES);
-            unequal[v] |= value != value;
-            most[v] = vf_max(value, most[v]);
-        }
-    }
-    const vf all = vf_max(vf_max(most[0], most[1]), vf_max(most[2], most[3]));
-    const vi any = unequal[0] | unequal[1] | unequal[2] | unequal[3];
-    float top = all[0];
-    for (int lane = 0; lane < LANES; lane++) {
-        top = all[lane] > top ? all[lane] : top;
-        *nan |= any[lane];
-    }
-    for (; i < count; i++) {
-        top = values[i] > top ? values[i] : top;
-        *nan |= values[i] != values[i];
-    }
-    return top;
-}
-
-// The first id of the largest logit, or of the first NaN.
-static int64_t likeliest(const float *logits, int64_t vocab) {
-    float top = -__builtin_inff();
-    int64_t id = 0;
-    for (int64_t begin = 0; begin < vocab; begin += GREEDY_BLOCK) {
-        const int64_t count = vocab - begin < GREEDY_BLOCK ? vocab - begin : GREEDY_BLOCK;
-        int nan = 0;
-        const float block_top = largest(logits + begin, count, &nan);
-        if (nan) {
-            id = begin;
-            while (logits[id] == logits[id]) id++;
-            return id;
-        }
-        if (block_top > top) {
-            top = block_top;
-            id = begin;
-        }
-    }
-    while (logits[id] != top) id++;
-    return id;
-}
-
-static void greedy_task(void *context, int64_t begin, int64_t end, int worker) {
-    const struct greedy_job *job = context;
-    (void)worker;
-    for (int64_t row = begin; row < end; row++) {
-        job->out[row] = likeliest(job->logits + row * job->stride, job->vocab);
-    }
-}
-
-struct greedy_call {
-    int64_t *out;
-    const float *logits;
-    int64_t rows, vocab, stride, threads;
-};
-
-// out [rows]: the likeliest id of each row of logits [rows, vocab], vocab > 0.
-CARDAN_EXPORT int cardan_greedy(const struct greedy_call *call) {
-    struct greedy_job job = {.out = call->out, .logits = call->logits, .vocab = call->vocab,
-                             .stride = call->stride};
-    parallel_rows((int)call->threads, call->rows, call->vocab, greedy_task, &job);
     return CARDAN_OK;
 }

@@ -1,6 +1,6 @@
 """Embeddings, norms, rotation, gated activations, the soft cap, the likeliest tokens and what
-follows the last layer through ``embedding.c``, ``elementwise.c`` and ``hidden.c``: one call each,
-float32 arithmetic, one rounding.
+follows the last layer through ``embedding.c``, ``elementwise.c``, ``greedy.c`` and ``hidden.c``:
+one call each, float32 arithmetic, one rounding.
 
 A row's result depends neither on the rows beside it nor on the number of threads. Threads are
 used from about 65,000 elements on (for activations from 11,000), below which waking them costs

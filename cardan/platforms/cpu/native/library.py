@@ -184,12 +184,14 @@ def _open_level(
     if cached is not None:
         origin = f"cached in {kept}"
         return NativeLibrary(_load(cached), level.name, origin, _recorder_of(cached))
-    if not accepts(compiler, flags):
-        _LOG.info("the C compiler has no flags for %s: %s", level.name, " ".join(level.flags))
-        return None
     started = time.perf_counter()
     try:
         built = compile_into(kept, files, compiler, flags)
+    except NativeUnavailable:
+        if accepts(compiler, flags):
+            raise
+        _LOG.info("the C compiler has no flags for %s: %s", level.name, " ".join(level.flags))
+        return None
     except OSError as error:
         _LOG.info("kernels are compiled for this process alone: cannot keep them: %s", error)
         handle = _build_uncached(files, compiler, flags)

@@ -73,14 +73,27 @@ CARDAN_INLINE float next_above(float cut) {
     return cut < 0.0f ? bits_float(float_bits(cut) - 1) : 1.0f;
 }
 
-CARDAN_INLINE double group_sum(const struct row *row, int64_t begin, float *weights) {
+// sum_range from the row's cut on, or from the number after it.
+CARDAN_OUTLINE double store_range(const struct row *row, int64_t begin, int64_t end, int is_above,
+                                  float *weights) {
+    const float cut = is_above ? next_above(row->cut) : row->cut;
+    return (double)sum_range(row, begin, end, cut, weights);
+}
+
+// The sum of the weights of a group, which are stored in `weights`.
+static double store_group(const struct row *row, int64_t begin, float *weights) {
     const int64_t end = group_end(row, begin), middle = row->last_tied + 1;
-    if (middle >= end) return (double)sum_range(row, begin, end, row->cut, weights);
-    const float higher = next_above(row->cut);
-    if (middle <= begin) return (double)sum_range(row, begin, end, higher, weights);
-    const float first = sum_range(row, begin, middle, row->cut, weights);
-    float *rest = weights ? weights + (middle - begin) : NULL;
-    return (double)first + (double)sum_range(row, middle, end, higher, rest);
+    if (middle >= end) return store_range(row, begin, end, 0, weights);
+    if (middle <= begin) return store_range(row, begin, end, 1, weights);
+    const double first = store_range(row, begin, middle, 0, weights);
+    return first + store_range(row, middle, end, 1, weights + (middle - begin));
+}
+
+CARDAN_INLINE double group_sum(const struct row *row, int64_t begin) {
+    const int64_t end = group_end(row, begin);
+    float weights[GROUP + LANES];
+    if (row->last_tied + 1 < end) return store_group(row, begin, weights);
+    return (double)sum_range(row, begin, end, row->cut, NULL);
 }
 
 // Weights of the groups, and their sum.
@@ -88,7 +101,7 @@ CARDAN_OUTLINE double group_sums(const struct row *row, const struct workspace *
     double total = 0.0;
     for (int64_t begin = 0, group = 0; begin < row->vocab; begin += GROUP, group++) {
         const int is_kept = tempered_one(row, space->maxima[group]) >= row->cut;
-        space->sums[group] = is_kept ? group_sum(row, begin, NULL) : 0.0;
+        space->sums[group] = is_kept ? group_sum(row, begin) : 0.0;
         total += space->sums[group];
     }
     return total;
@@ -103,7 +116,7 @@ static int64_t draw(const struct row *row, const struct workspace *space, double
     while (sum + space->sums[group] <= target) sum += space->sums[group++];
     float weights[GROUP + LANES];
     const int64_t begin = group * GROUP, end = group_end(row, begin);
-    group_sum(row, begin, weights);
+    store_group(row, begin, weights);
     // The running sum may be rounded otherwise than the group's: stay on a possible token.
     int64_t token = begin;
     for (int64_t i = begin; i < end && sum <= target; i++) {

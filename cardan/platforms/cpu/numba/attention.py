@@ -19,18 +19,17 @@ from cardan.core.interfaces.attention import (
 )
 from cardan.core.interfaces.capabilities import DeviceInfo, Verdict
 from cardan.core.interfaces.device import Device
-from cardan.core.interfaces.errors import UnsupportedError
 from cardan.core.interfaces.torch_attention import refusals
 from cardan.core.interfaces.torch_kv_content import stored_content
-from cardan.core.types.kv import SCALE_BYTES, KVCacheSpec
+from cardan.core.types.kv import KVCacheSpec
 from cardan.platforms.cpu.numba.availability import missing_reason
+from cardan.platforms.cpu.paged_cache import ORDER, PagedCache, beyond, packed, per_head
 
 Int64 = npt.NDArray[np.int64]
 
 _DTYPES = ("float32", "bfloat16", "float16")
 # Kinds of caches in attention_kernel.py.
 _KINDS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3}
-_ORDER = (0, 1, 2, 3, 4)
 # Query tokens of one item at most: enough to share the work of reading keys, few enough that
 # threads get equal parts.
 _MOST_TOKENS = 16
@@ -81,34 +80,20 @@ class NumbaAttention(AttentionBackend):
 
     @classmethod
     def layout(cls, spec: KVCacheSpec, device: DeviceInfo) -> KVLayout:
-        """``[block, 2, head, token in block, content]``: what a head reads of a block lies
-        together."""
-        return KVLayout(order=_ORDER)
+        return KVLayout(order=ORDER)
 
     def __init__(self, spec: KVCacheSpec, layout: KVLayout, device: Device) -> None:
-        if layout.order != _ORDER or layout.opaque:
-            raise UnsupportedError(f"{self.name} attention reads only its own cache layout")
-        if spec.scale_bytes != SCALE_BYTES.get(spec.dtype, 0):
-            raise UnsupportedError(
-                f"{self.name} attention reads no {spec.dtype} cache with scales of "
-                f"{spec.scale_bytes} bytes"
-            )
+        self._cache = PagedCache.of(self.name, spec, layout)
         self._spec = spec
         self._kernels = _kernels()
-        self._cache_dtype: torch.dtype = getattr(torch, spec.dtype)
-        self._cache_shape = (2, spec.num_kv_heads, spec.block_size, spec.content_size)
 
     def plan(self, batch: BatchView) -> NumbaPlan:
-        unknown = batch.features - self.features
-        if unknown:
-            raise UnsupportedError(
-                f"{self.name} attention cannot honour {', '.join(sorted(unknown))}"
-            )
+        self._cache.check_features(batch, self.features)
         spec = self._spec
-        starts = _packed(batch.query_start_loc, torch.int64, "query_start_loc")
-        lens = _packed(batch.seq_lens, torch.int64, "seq_lens")
-        slots = _packed(batch.slot_mapping, torch.int64, "slot_mapping")
-        table = _packed(batch.block_table, torch.int32, "block_table")
+        starts = packed(batch.query_start_loc, torch.int64, "query_start_loc")
+        lens = packed(batch.seq_lens, torch.int64, "seq_lens")
+        slots = packed(batch.slot_mapping, torch.int64, "slot_mapping")
+        table = packed(batch.block_table, torch.int32, "block_table")
         queries = np.asarray(batch.query_lens, np.int64)
         lengths = np.asarray(batch.seq_lens_host, np.int64)
         room = table.shape[1] * spec.block_size
@@ -133,13 +118,8 @@ class NumbaAttention(AttentionBackend):
 
     def write(self, k: Tensor, v: Tensor, cache: Tensor, plan: NumbaPlan) -> None:
         spec = self._spec
-        heads = (plan.num_tokens, spec.num_kv_heads)
-        if k.shape != (*heads, spec.k_head_dim) or v.shape != (*heads, spec.v_head_dim):
-            raise ValueError(
-                f"k {tuple(k.shape)} and v {tuple(v.shape)} must be {(*heads, spec.k_head_dim)} "
-                f"and {(*heads, spec.v_head_dim)}"
-            )
-        num_blocks = self._num_blocks(cache)
+        self._cache.check_new(k, v, plan.num_tokens)
+        num_blocks = self._cache.num_blocks(cache)
         element = cache.element_size()
         keys, values = (_dense(stored_content(x, spec, cache.dtype)) for x in (k, v))
         k_strides, v_strides = keys.stride(), values.stride()
@@ -158,7 +138,7 @@ class NumbaAttention(AttentionBackend):
             spec.content_size * element,
         )
         if fault:
-            raise _beyond(num_blocks)
+            raise beyond(num_blocks)
 
     def run(
         self,
@@ -168,21 +148,10 @@ class NumbaAttention(AttentionBackend):
         layer: LayerParams,
         lse: Tensor | None = None,
     ) -> Tensor:
-        if layer.k_scale is not None or layer.v_scale is not None:
-            raise UnsupportedError(
-                f"{self.name} attention reads no cache that is scaled layer by layer"
-            )
-        tokens, num_heads, head_dim = q.shape
+        self._cache.check_query(q, plan.num_tokens, layer)
+        tokens, num_heads, _ = q.shape
         spec = self._spec
-        if tokens != plan.num_tokens or head_dim != spec.k_head_dim:
-            raise ValueError(
-                f"q {tuple(q.shape)} must be ({plan.num_tokens}, num_heads, {spec.k_head_dim})"
-            )
-        if num_heads % spec.num_kv_heads or not num_heads:
-            raise ValueError(
-                f"{num_heads} query heads are no multiple of {spec.num_kv_heads} key heads"
-            )
-        num_blocks = self._num_blocks(cache)
+        num_blocks = self._cache.num_blocks(cache)
         wide = q.to(torch.float32).contiguous()
         shape = (tokens, num_heads, spec.v_head_dim)
         # Tokens of no row are padding; they must not hold what memory happened to hold.
@@ -206,23 +175,10 @@ class NumbaAttention(AttentionBackend):
             layer.softcap or 0.0,
         )
         if fault:
-            raise _beyond(num_blocks)
+            raise beyond(num_blocks)
         if lse is not None and sums is not None and sums is not lse:
             lse.copy_(sums)
         return out.to(q.dtype)
-
-    def _num_blocks(self, cache: Tensor) -> int:
-        shape = cache.shape
-        if (
-            shape[1:] != self._cache_shape
-            or cache.dtype is not self._cache_dtype
-            or not cache.is_contiguous()
-        ):
-            raise ValueError(
-                f"the cache must be contiguous {self._cache_dtype} (blocks, "
-                f"{', '.join(map(str, self._cache_shape))}), got {cache.dtype} {tuple(shape)}"
-            )
-        return shape[0]
 
 
 def _items(queries: Int64, lengths: Int64, spec: KVCacheSpec) -> Int64:
@@ -247,21 +203,5 @@ def _dense(content: Tensor) -> Tensor:
     return content if content.stride(2) == 1 else content.contiguous()
 
 
-def _packed(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    if tensor.dtype is not dtype:
-        raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
-    return tensor.contiguous()
-
-
 def _per_head(values: Tensor | None, num_heads: int, name: str) -> Tensor | None:
-    if values is None:
-        return None
-    if values.numel() != num_heads:
-        raise ValueError(f"{name} has {values.numel()} elements for {num_heads} heads")
-    return values.to(torch.float32).contiguous()
-
-
-def _beyond(num_blocks: int) -> IndexError:
-    return IndexError(
-        f"the block table or slot mapping names a block beyond the {num_blocks} of the cache"
-    )
+    return None if values is None else per_head(values, num_heads, name)

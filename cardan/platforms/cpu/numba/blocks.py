@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cardan.core.types.ggml import BlockFormat, block_format
 from cardan.platforms.cpu.numba.block_kernel import LANES, multiply
 from cardan.platforms.cpu.numba.block_kernel import decode as decode_tiles
 from cardan.platforms.cpu.numba.codes import CODE_FORMATS, Bytes, Floats, decode, take_apart
+from cardan.platforms.cpu.stored_blocks import bad_activations, check_stored
 
 Words = npt.NDArray[np.int16]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -56,7 +56,7 @@ def prepare_blocks(
     Raises:
         ValueError: the format is not known, or the weight does not have these sizes.
     """
-    _check_stored(weight, format, in_features)
+    check_stored(weight, format, in_features, CODE_FORMATS)
     if weight.shape[0] != out_features:
         raise ValueError(f"weight has {weight.shape[0]} rows, out_features is {out_features}")
     kind = CODE_FORMATS[format]
@@ -81,10 +81,7 @@ def prepare_blocks(
 def block_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None, format: str) -> Tensor:
     inputs, outputs = weight.in_features, weight.out_features
     if x.dtype not in _DTYPES or not x.dim() or x.shape[-1] != inputs or not x.is_cpu:
-        raise ValueError(
-            f"x must be float32, bfloat16 or float16 (..., {inputs}) on the host, got {x.dtype} "
-            f"{tuple(x.shape)} on {x.device}"
-        )
+        raise bad_activations(x, inputs)
     wide = x if x.dtype is torch.float32 else x.to(torch.float32)
     if x.dim() != 2 or not x.is_contiguous():
         wide = wide.reshape(-1, inputs).contiguous()
@@ -143,7 +140,7 @@ def _decoded_product(x: Tensor, weight: CodedWeight) -> Tensor:
 
 def block_embedding(token_ids: Tensor, weight: Tensor, format: str, dtype: torch.dtype) -> Tensor:
     """Rows ``token_ids`` of a stored table, decoded and rounded once to ``dtype``."""
-    _check_stored(weight, format, None)
+    check_stored(weight, format, None, CODE_FORMATS)
     rows = weight.index_select(0, token_ids.flatten()).numpy()
     decoded = torch.from_numpy(decode(rows, format))
     return decoded.to(dtype).view(*token_ids.shape, decoded.shape[1])
@@ -165,22 +162,3 @@ def _pack(rows: Bytes, format: str, words: Words, factors: Floats) -> None:
         digits = (four >> (4 * plane)) & 15
         joined = digits[..., 0] | digits[..., 1] << 4 | digits[..., 2] << 8 | digits[..., 3] << 12
         words[:, :, plane] = joined.view(np.int16).transpose(0, 2, 3, 1)
-
-
-def _check_stored(weight: Tensor, format: str, in_features: int | None) -> BlockFormat:
-    """The format's blocks, after a look at the stored rows."""
-    if format not in CODE_FORMATS:
-        raise ValueError(f"no kernels for format {format!r}; known: {', '.join(CODE_FORMATS)}")
-    block = block_format(format)
-    if weight.dtype is not torch.uint8 or weight.dim() != 2 or not weight.is_cpu:
-        raise ValueError(
-            f"weight must be a uint8 matrix on the host, got {weight.dtype} "
-            f"{tuple(weight.shape)} on {weight.device}"
-        )
-    blocks, rest = divmod(weight.shape[1], block.nbytes)
-    if rest or (in_features is not None and in_features != blocks * block.elements):
-        raise ValueError(
-            f"rows of {weight.shape[1]} bytes are not in_features={in_features} in {format} "
-            f"blocks ({block.elements} values in {block.nbytes} bytes)"
-        )
-    return block
