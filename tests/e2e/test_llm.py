@@ -121,19 +121,16 @@ def test_closing_gives_the_memory_back() -> None:
 
 
 def test_a_chunk_that_is_not_a_number_fails_alone_and_is_never_shared() -> None:
-    """The model's hidden states turn NaN wherever one marked token is computed."""
+    """The embedding of one marked token is NaN, and so are its keys and values in all layers."""
     marked = 1234
     prompt = [5] * 20 + [marked] + [6] * 40
     with LLM("demo", **COMMON, block_size=8, max_num_batched_tokens=16) as llm:
         model = llm._client._loop._engine._executor._model
-        forward = model.forward
 
-        def broken(token_ids, step):
-            hidden = forward(token_ids, step).clone()
-            hidden[token_ids == marked] = float("nan")
-            return hidden
+        def broken(module, inputs, output):
+            return output.masked_fill((inputs[0] == marked)[:, None], float("nan"))
 
-        model.forward = broken
+        hook = model.embed_tokens.register_forward_hook(broken)
         params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
         with pytest.raises(RequestFailedError, match="NaN"):
             llm.generate([prompt], params)
@@ -141,7 +138,7 @@ def test_a_chunk_that_is_not_a_number_fails_alone_and_is_never_shared() -> None:
         # Nothing that the failed request held can be found, be it sound or not.
         [after] = llm.generate([prompt[:20] + [7] * 20], params)
         assert after.num_cached_tokens == 0
-        model.forward = forward
+        hook.remove()
         [healed] = llm.generate([prompt], params)
         assert healed.num_cached_tokens == 16
         assert len(healed.outputs[0].token_ids) == 3
