@@ -39,17 +39,8 @@ def tiny(tmp_path_factory) -> tuple[Path, list[int]]:
     return path, whole[0, len(PROMPT) :].tolist()
 
 
-# How an engine ends does not depend on the tier; that what it ends with is told, once for each.
-@pytest.mark.parametrize(
-    ("kind", "tier"),
-    [
-        *((kind, "kernel") for kind in MESSAGES),
-        ("raise", "executor"),
-        ("die", "executor"),
-        pytest.param("oom", "executor", marks=pytest.mark.scheduled),
-        pytest.param("stuck", "executor", marks=pytest.mark.scheduled),
-    ],
-)
+@pytest.mark.parametrize("tier", ["executor", "kernel"])
+@pytest.mark.parametrize("kind", MESSAGES)
 def test_a_failing_device_ends_streams_and_the_next_engine_serves(
     tiny, kind, tier, tmp_path, monkeypatch
 ) -> None:
