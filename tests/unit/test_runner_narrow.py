@@ -29,16 +29,17 @@ class Runs:
         mlp = self.model.layers[-1].mlp
         mlp.register_forward_pre_hook(lambda module, inputs: self.widths.append(len(inputs[0])))
 
-    def run(self, prompts, **params):
-        """The tokens of each prompt, or what went wrong."""
+    def add(self, key, prompt, **params):
         params = {"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True, **params}
-        for key, prompt in enumerate(prompts):
-            request = EngineRequest(
-                key=key, request_id=str(key), prompt_token_ids=prompt,
-                params=SamplingParams(**params), max_tokens=NUM_TOKENS, arrival_time=0.0,
-            )  # fmt: skip
-            self.engine.add(request)
-        tokens = {key: [] for key in range(len(prompts))}
+        request = EngineRequest(
+            key=key, request_id=str(key), prompt_token_ids=prompt, params=SamplingParams(**params),
+            max_tokens=params["max_tokens"], arrival_time=0.0,
+        )  # fmt: skip
+        self.engine.add(request)
+
+    def tokens(self, num_requests):
+        """Those that are still to come for each request, or what went wrong."""
+        tokens = {key: [] for key in range(num_requests)}
         while self.engine.has_work:
             outputs = self.engine.step()
             for key, token_id in zip(outputs.keys, outputs.token_ids, strict=True):
@@ -47,6 +48,12 @@ class Runs:
                 if end.message is not None:
                     tokens[key] = end.message
         return list(tokens.values())
+
+    def run(self, prompts, **params):
+        """The tokens of each prompt, or what went wrong."""
+        for key, prompt in enumerate(prompts):
+            self.add(key, prompt, **params)
+        return self.tokens(len(prompts))
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +96,19 @@ def test_all_tokens_of_prompts_whose_logprobs_are_wanted(start, llama):
     runs = start(llama[0], max_num_batched_tokens=256)
     runs.run([prompt_ids(length, length) for length in LENGTHS], prompt_logprobs=0)
     assert max(runs.widths) == sum(LENGTHS)
+
+
+def test_prompts_beside_an_answer_whose_prompt_logprobs_were_given(start, llama):
+    """Once they are given, the answer is a row like others."""
+    runs = start(llama[0], max_num_batched_tokens=256)
+    runs.add(0, prompt_ids(30, 30), prompt_logprobs=0, max_tokens=20)
+    while not runs.widths:
+        runs.engine.step()
+    assert runs.widths == [30]
+    runs.engine.step()
+    runs.add(1, prompt_ids(45, 45))
+    assert runs.tokens(2)[1] == greedy(llama[1], prompt_ids(45, 45))
+    assert max(runs.widths[1:]) == 2
 
 
 def test_a_model_whose_last_layer_has_a_window_keeps_all_tokens(start, tmp_path):

@@ -122,7 +122,7 @@ class ModelRunner:
         )
         # All hidden states of a prompt are for its log-probabilities alone.
         can_narrow = self._narrows(shape)
-        is_narrow = can_narrow and not self._states.prompt_logprobs
+        is_narrow = can_narrow and not self._gives_prompt_logprobs(plan)
         run = self._planned(inputs, is_narrow)
         # What was captured of such a shape is narrow.
         hidden = run() if can_narrow and not is_narrow else self._graphs.run(shape, run)
@@ -191,6 +191,14 @@ class ModelRunner:
     def _narrows(self, shape: StepShape) -> bool:
         """Whether the model may go on with fewer tokens than a step of the shape has."""
         return self._model.narrows and shape.num_rows < shape.num_tokens
+
+    def _gives_prompt_logprobs(self, plan: SchedulerOutput) -> bool:
+        """Whether the step predicts prompt tokens whose log-probabilities are wanted."""
+        wanted = self._states.prompt_logprobs
+        if not wanted:
+            return False
+        last = self._states.num_prompt_tokens[plan.rows] - 1
+        return not wanted.keys().isdisjoint(plan.rows[plan.num_computed_tokens < last].tolist())
 
     def _planned(self, inputs: StepInputs, is_narrow: bool) -> Callable[[], torch.Tensor]:
         """Plan attention for ``inputs``; returns what runs the model over them."""
