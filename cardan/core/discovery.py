@@ -1,6 +1,7 @@
 """Finding platforms, models and plugins through entry points: listed from metadata, never imported
 until one is asked for by name."""
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,15 +9,18 @@ from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from cardan.core.contract_adapters.adapters import adapt
 from cardan.core.interfaces.errors import PluginError
-from cardan.core.interfaces.version import contract_refusal
+from cardan.core.interfaces.version import contract_refusal, version_text
+
+logger = logging.getLogger(__name__)
 
 PLATFORMS = "cardan.platforms"
 MODELS = "cardan.models"
 QUANTIZATION = "cardan.quantization"
 KERNELS = "cardan.kernels"
+GGUF = "cardan.gguf"
 PARSERS = "cardan.parsers"
-KV_CONNECTORS = "cardan.kv_connectors"
 POLICIES = "cardan.policies"
 LOGITS_PROCESSORS = "cardan.logits_processors"
 PLUGINS = "cardan.plugins"
@@ -26,8 +30,8 @@ GROUPS: tuple[str, ...] = (
     MODELS,
     QUANTIZATION,
     KERNELS,
+    GGUF,
     PARSERS,
-    KV_CONNECTORS,
     POLICIES,
     LOGITS_PROCESSORS,
     PLUGINS,
@@ -35,7 +39,7 @@ GROUPS: tuple[str, ...] = (
 # Groups whose objects must state the contract they were written against; in the others an object
 # may be a plain function or sequence, and is checked only if it states one.
 CONTRACTED: frozenset[str] = frozenset(
-    {PLATFORMS, MODELS, QUANTIZATION, POLICIES, LOGITS_PROCESSORS, PLUGINS}
+    {PLATFORMS, MODELS, QUANTIZATION, GGUF, PARSERS, POLICIES, LOGITS_PROCESSORS, PLUGINS}
 )
 NOT_INSTALLED = (
     "no platform found: cardan's own entry points are missing, is cardan installed? "
@@ -89,6 +93,8 @@ class Discovery:
         """``found`` replaces the entry points of the running interpreter."""
         if found is None:
             found = (item for group in GROUPS for item in entry_points(group=group))
+        # Entries whose authors were told what to change.
+        self._told: set[Entry] = set()
         self._points: dict[str, dict[str, list[tuple[Entry, EntryPoint]]]] = {
             group: {} for group in GROUPS
         }
@@ -124,6 +130,8 @@ class Discovery:
     def load(self, group: str, name: str) -> Any:
         """Import the object called ``name``, and nothing else.
 
+        One that was written against a former contract is adapted, with a warning.
+
         Raises:
             PluginError: no such name, an ambiguous one, the import failed for whatever reason,
                 or the object was written against another contract.
@@ -140,8 +148,19 @@ class Discovery:
             raise PluginError(
                 f"cannot load {entry}: {describe(error)}; {_remedy(entry, error)}"
             ) from error
-        _check_contract(entry, loaded)
-        return loaded
+        written_against = _checked_contract(entry, loaded)
+        if written_against is None:
+            return loaded
+        adapted = adapt(loaded, written_against)
+        if adapted.notices and entry not in self._told:
+            self._told.add(entry)
+            logger.warning(
+                "%s is deprecated: it was written for contract %s; %s",
+                entry,
+                version_text(written_against),
+                "; ".join(adapted.notices),
+            )
+        return adapted.loaded
 
     def _group(self, group: str) -> dict[str, list[tuple[Entry, EntryPoint]]]:
         try:
@@ -202,13 +221,15 @@ def _remedy(entry: Entry, error: BaseException) -> str:
     return f"upgrade {entry.distribution}, or uninstall it"
 
 
-def _check_contract(entry: Entry, loaded: object) -> None:
-    written_against = getattr(loaded, "contract", None)
+def _checked_contract(entry: Entry, loaded: object) -> tuple[int, int] | None:
+    """The contract that ``loaded`` states, which is one that can be used; None: it needs none."""
+    written_against: tuple[int, int] | None = getattr(loaded, "contract", None)
     if written_against is None and entry.group not in CONTRACTED:
-        return
+        return None
     if written_against is None:
         refusal: str | None = "states no contract; set contract = (major, minor) on it"
     else:
         refusal = contract_refusal(written_against)
     if refusal is not None:
         raise PluginError(f"cannot use {entry}: {refusal}")
+    return written_against

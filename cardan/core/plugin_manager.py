@@ -2,7 +2,8 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -11,7 +12,8 @@ import pluggy
 
 from cardan.core.config.plugins import PluginConfig
 from cardan.core.constraint_solver import owned_constraints
-from cardan.core.discovery import PLUGINS, Discovery, Entry, describe, unknown_name
+from cardan.core.discovery import KERNELS, PLUGINS, Discovery, Entry, describe, unknown_name
+from cardan.core.interfaces.capabilities import DeviceInfo
 from cardan.core.interfaces.constraints import Constraint
 from cardan.core.interfaces.errors import ConfigError, PluginError
 from cardan.core.interfaces.hooks import PROJECT, HookSpecs
@@ -23,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 PluginState = Literal["loaded", "blocked", "failed"]
 HOOK_PREFIX = "cardan_"
+# Limits of what travels to the server every second.
+MAX_GAUGES = 256
+MAX_REASON = 500
+_GAUGE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class PluginManager:
             PluginError: a required plugin is missing or fails.
         """
         self._config = config
+        self._discovery = discovery
         # One pluggy manager a plugin keeps each plugin's errors apart from the others'.
         self._managers: dict[str, pluggy.PluginManager] = {}
         self._plugins: dict[str, Any] = {}
@@ -87,9 +94,31 @@ class PluginManager:
         """Operations that plugins add."""
         return tuple(self._collect_items("cardan_ops", OpSpec))
 
-    def kernels(self) -> tuple[Provider, ...]:
-        """Kernel providers that plugins add."""
-        return tuple(self._collect_items("cardan_kernels", Provider))
+    def kernels(self, platform: str, device: DeviceInfo) -> tuple[Provider, ...]:
+        """Kernel providers that plugins add for a device of ``platform``: those of the hook, then
+        those of the group ``cardan.kernels``."""
+        found = self._collect_items("cardan_kernels", Provider)
+        for name in self.kernel_packs(platform):
+            try:
+                pack = self._discovery.load(KERNELS, name)
+                found += _checked_items(pack(device), Provider)
+            except Exception as error:
+                reason = str(error) if isinstance(error, PluginError) else describe(error)
+                if name in self._config.required:
+                    raise PluginError(f"required kernels {name} failed: {reason}") from error
+                if (name, KERNELS) not in self._reported:
+                    self._reported.add((name, KERNELS))
+                    logger.warning("kernels %s are not used: %s", name, reason)
+        return tuple(found)
+
+    def kernel_packs(self, platform: str) -> tuple[str, ...]:
+        """Entries ``PLATFORM.NAME`` of the group ``cardan.kernels`` that are for ``platform`` and
+        not blocked; nothing is imported."""
+        return tuple(
+            name
+            for name in self._discovery.names(KERNELS)
+            if name.partition(".")[0] == platform and name not in self._config.blocked
+        )
 
     def cli_options(self) -> dict[str, str]:
         """Settings that plugins take, with their help."""
@@ -136,21 +165,25 @@ class PluginManager:
         return None
 
     def health(self) -> tuple[str, ...]:
-        """Reasons why plugins hold the engine unhealthy."""
+        """Reasons why plugins hold the engine unhealthy, each with the plugin's name."""
         reasons = []
         for name, value in self._ask("cardan_health"):
             if value is not None:
-                reasons.append(f"{name}: {value}")
+                reasons.append(f"plugin {name}: {' '.join(str(value)[:MAX_REASON].split())}")
         return tuple(reasons)
 
-    def metrics(self) -> dict[str, float]:
-        """Gauges of all plugins by name; what is not a number is left out and reported once."""
-        gauges: dict[str, float] = {}
-        for name, value in self._ask("cardan_metrics"):
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Gauges by plugin and name. What is not a number or has an unusable name is left out and
+        reported once for each plugin."""
+        gauges: dict[str, dict[str, float]] = {}
+        for plugin, value in self._ask("cardan_metrics"):
             try:
-                gauges.update({key: float(number) for key, number in dict(value or {}).items()})
+                numbers = {key: float(number) for key, number in dict(value or {}).items()}
+                _check_gauges(numbers)
             except (TypeError, ValueError) as error:
-                self._report(name, "cardan_metrics", error)
+                self._report(plugin, "cardan_metrics", error)
+            else:
+                gauges[plugin] = numbers
         return gauges
 
     def _check_names(self, discovery: Discovery) -> None:
@@ -158,15 +191,16 @@ class PluginManager:
         both = sorted(set(self._config.required) & set(self._config.blocked))
         if both:
             raise ConfigError(f"plugin {both[0]} is both required and blocked; choose one")
+        known = (*installed, *discovery.names(KERNELS))
         for name in self._config.required:
-            if name not in installed:
+            if name not in known:
                 raise PluginError(
-                    f"required {unknown_name('plugin', name, installed)}; "
+                    f"required {unknown_name('plugin', name, known)}; "
                     "install the package that provides it"
                 )
         for name in self._config.blocked:
-            if name not in installed:
-                logger.warning("blocked %s", unknown_name("plugin", name, installed))
+            if name not in known:
+                logger.warning("blocked %s", unknown_name("plugin", name, known))
 
     def _load(self, entry: Entry, discovery: Discovery) -> None:
         if entry.name in self._config.blocked:
@@ -234,11 +268,7 @@ class PluginManager:
         found: list[Any] = []
 
         def take(_: str, value: Any) -> None:
-            items = list(value)
-            for item in items:
-                if not isinstance(item, kind):
-                    raise TypeError(f"expected {kind.__name__} objects, got {item!r}")
-            found.extend(items)
+            found.extend(_checked_items(value, kind))
 
         self._collect(hook, take)
         return found
@@ -328,6 +358,25 @@ def _explain(
                 hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(wanted)}"
                 return f"{hook} has no argument {argument}, {hint}"
     return " ".join(str(error).split())
+
+
+def _checked_items(value: Iterable[Any], kind: type) -> list[Any]:
+    items = list(value)
+    for item in items:
+        if not isinstance(item, kind):
+            raise TypeError(f"expected {kind.__name__} objects, got {item!r}")
+    return items
+
+
+def _check_gauges(gauges: Mapping[str, float]) -> None:
+    if len(gauges) > MAX_GAUGES:
+        raise ValueError(f"{len(gauges)} gauges, at most {MAX_GAUGES} are taken from one plugin")
+    for name in gauges:
+        if not isinstance(name, str) or not _GAUGE_NAME.fullmatch(name):
+            raise ValueError(
+                f"the gauge name {name!r} must have 1 to 100 letters, digits and underscores, "
+                "and no digit first"
+            )
 
 
 def _instance_of(entry: Entry, plugin: Any) -> Any:

@@ -3,6 +3,7 @@
 import logging
 from typing import Self
 
+from cardan.core.claims import PROCESS_CLAIMS, ClaimLedger
 from cardan.core.discovery import describe
 from cardan.core.interfaces.capabilities import DeviceInfo
 from cardan.core.interfaces.device import Device
@@ -16,13 +17,15 @@ class Runtime:
     """Opens devices and closes them again; a context manager.
 
     Devices of several platforms may be open at once as long as no two platforms claim the same
-    exclusive resource of the process. A device is open at most once in a runtime.
+    exclusive resource of the process, in this runtime or in another one of it. A device is open at
+    most once in a runtime.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, claims: ClaimLedger = PROCESS_CLAIMS) -> None:
         self._devices: dict[tuple[str, int], Device] = {}
-        # Claimed resource -> name of the platform that holds it.
-        self._claims: dict[str, str] = {}
+        self._ledger = claims
+        # What each open device's platform claimed for it.
+        self._claims: dict[tuple[str, int], frozenset[str]] = {}
         self._is_closed = False
 
     @property
@@ -39,17 +42,20 @@ class Runtime:
             PluginError: the platform failed to open it.
         """
         self._check_open(platform, info)
+        claims = frozenset(platform.claims)
+        self._ledger.take(platform.name, claims)
         try:
             device = platform.open(info)
-        except CardanError:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            self._ledger.give_back(platform.name, claims)
+            if isinstance(error, CardanError) or not isinstance(error, Exception):
+                raise
             raise PluginError(
                 f"platform {platform.name} cannot open device {info.index} ({info.name}): "
                 f"{describe(error)}; see `cardan doctor`"
             ) from error
         self._devices[platform.name, info.index] = device
-        self._claims.update(dict.fromkeys(platform.claims, platform.name))
+        self._claims[platform.name, info.index] = claims
         return device
 
     def close_device(self, device: Device) -> None:
@@ -58,11 +64,10 @@ class Runtime:
         if key is None:
             raise ConfigError("this runtime has not opened that device, or closed it already")
         del self._devices[key]
-        if all(name != key[0] for name, _ in self._devices):
-            self._claims = {
-                claim: owner for claim, owner in self._claims.items() if owner != key[0]
-            }
-        device.close()
+        try:
+            device.close()
+        finally:
+            self._ledger.give_back(key[0], self._claims.pop(key))
 
     def close(self) -> None:
         """Close all devices, the newest first; one that fails does not keep the rest open."""
@@ -75,7 +80,7 @@ class Runtime:
                 logger.warning(
                     "device %d of platform %s failed to close: %s", index, name, describe(error)
                 )
-        self._claims.clear()
+            self._ledger.give_back(name, self._claims.pop((name, index)))
 
     def __enter__(self) -> Self:
         return self
@@ -93,10 +98,3 @@ class Runtime:
             )
         if (platform.name, info.index) in self._devices:
             raise ConfigError(f"device {info.index} of platform {platform.name} is open already")
-        for claim in sorted(platform.claims):
-            owner = self._claims.get(claim, platform.name)
-            if owner != platform.name:
-                raise ConfigError(
-                    f"platforms {owner} and {platform.name} both claim {claim}, so only one of "
-                    "them can be open in a process; run the other one in a process of its own"
-                )

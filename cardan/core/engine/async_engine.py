@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from cardan.core.engine.client import EngineClient
 from cardan.core.engine.frontend import Frontend
+from cardan.core.engine.messages import SleepMode
 from cardan.core.engine.trace_book import TraceBook
 from cardan.core.text.postprocess import RequestState
 from cardan.core.text.preprocess import Preprocessor
@@ -118,6 +119,19 @@ class AsyncEngine:
 
     async def reset_prefix_cache(self) -> None:
         self._client.reset_prefix_cache()
+
+    async def sleep(self, level: int = 1, mode: SleepMode = "wait") -> None:
+        """Give the device's memory back until ``wake_up``; see ``ServingEngine.sleep``."""
+        await asyncio.wrap_future(self._client.sleep(level, mode))
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take the memory again; see ``ServingEngine.wake_up``."""
+        await asyncio.wrap_future(self._client.wake_up(tags))
+
+    @property
+    def sleep_level(self) -> int:
+        """What the engine sleeps at; 0: it is awake."""
+        return self._client.sleep_level
 
     async def close(self) -> None:
         """Stop the engine; unfinished requests raise ``EngineDeadError``."""

@@ -4,6 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 
+from cardan.core.interfaces.errors import OutOfMemoryError
 from cardan.core.interfaces.executor import ModelExecutor, StepHandle
 from cardan.core.scheduler.scheduler import Scheduler
 from cardan.core.types.errors import InputError, QueueFullError
@@ -50,6 +51,22 @@ class Engine:
         for key in keys:
             self._scheduler.abort(key)
 
+    def abort_all(self) -> None:
+        """End every sequence as its client would."""
+        self._scheduler.abort_all()
+
+    def sleep_levels(self) -> tuple[int, ...]:
+        """Levels of ``sleep``; none where the executor cannot."""
+        return tuple(self._executor.sleep_levels)
+
+    def sleep(self, level: int) -> None:
+        """As ``ModelExecutor.sleep``; there is no work."""
+        self._executor.sleep(level)
+
+    def wake(self, tags: tuple[str, ...]) -> tuple[str, ...]:
+        """As ``ModelExecutor.wake``."""
+        return tuple(self._executor.wake(tags))
+
     def fail_all(self, message: str) -> StepOutputs:
         """End every sequence with an error; the engine is not used afterwards."""
         self._in_flight.clear()
@@ -62,12 +79,23 @@ class Engine:
             plan = self._scheduler.schedule()
             if plan is None:
                 break
-            self._executor.forward(plan)
-            self._in_flight.append((plan, self._executor.sample(plan)))
+            handle = self._run(plan)
+            if handle is not None:
+                self._in_flight.append((plan, handle))
         if self._in_flight:
             plan, handle = self._in_flight.popleft()
             self._scheduler.update(plan, handle.result())
         return self._take_outputs()
+
+    def _run(self, plan: SchedulerOutput) -> StepHandle | None:
+        """Launch a step; None if it does not fit into memory, which ends its sequences alone."""
+        try:
+            self._executor.forward(plan)
+            return self._executor.sample(plan)
+        except OutOfMemoryError as error:
+            logger.error("%d sequences are ended: %s", len(plan.rows), error)
+            self._scheduler.fail(plan, str(error))
+            return None
 
     def _take_outputs(self) -> StepOutputs:
         outputs = self._scheduler.take_outputs()

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable
 
 from cardan.core.engine.client import EngineParts
+from cardan.core.engine.host_heap import give_back_freed_memory
 from cardan.core.engine.loop import EngineLoop
-from cardan.core.engine.messages import Beat, Failed, Outputs, Ready, Shutdown
+from cardan.core.engine.messages import Answered, Beat, Failed, Outputs, Ready, Shutdown
 from cardan.core.engine.wire import Connection
 from cardan.core.types.errors import CardanError, EngineDeadError
 from cardan.core.types.outputs import StepOutputs
@@ -58,7 +59,14 @@ class _Server:
         self._connection = connection
         self._parts = parts
         self._done = threading.Event()
-        self._loop = EngineLoop(parts.engine, self._emit, parts.observer, parts.reset_prefix_cache)
+        self._loop = EngineLoop(
+            parts.engine,
+            self._emit,
+            parts.observer,
+            parts.reset_prefix_cache,
+            self._answer,
+            give_back_freed_memory,
+        )
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, lambda *_args: self._loop.submit(Shutdown()))
@@ -86,6 +94,10 @@ class _Server:
         with contextlib.suppress(OSError):
             self._connection.send(Outputs(outputs))
 
+    def _answer(self, answer: Answered) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.send(answer)
+
     def _receive(self) -> None:
         for message in self._connection.receive():
             self._loop.submit(message)
@@ -97,6 +109,7 @@ class _Server:
     def _beat(self) -> None:
         while not self._done.wait(BEAT_SECONDS):
             try:
-                self._connection.send(Beat(self._loop.progress_age))
+                beat = Beat(self._loop.progress_age, self._parts.observer.report())
+                self._connection.send(beat)
             except OSError:
                 return

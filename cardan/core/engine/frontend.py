@@ -4,7 +4,12 @@ from dataclasses import dataclass, field, fields
 
 from cardan.core.text.postprocess import RequestState, SequenceOutput
 from cardan.core.text.tokenizer import Tokenizer
-from cardan.core.types.errors import InputError, QueueFullError, RequestFailedError
+from cardan.core.types.errors import (
+    EngineAsleepError,
+    InputError,
+    QueueFullError,
+    RequestFailedError,
+)
 from cardan.core.types.outputs import EngineStats, Finish, StepOutputs, TokenLogprobs
 from cardan.core.types.request import EngineRequest, FinishReason
 
@@ -141,5 +146,7 @@ def _error_of(finish: Finish) -> Exception:
             return InputError(message, finish.field)
         case "queue_full":
             return QueueFullError(message)
+        case "asleep":
+            return EngineAsleepError(message)
         case _:
             return RequestFailedError(message)

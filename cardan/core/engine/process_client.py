@@ -6,19 +6,23 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 from cardan.core.engine.client import OutputSink
 from cardan.core.engine.engine_child import EngineChild
 from cardan.core.engine.messages import (
     Abort,
+    Answered,
     Beat,
     Failed,
     Outputs,
     ResetPrefixCache,
     Shutdown,
+    SleepMode,
     Submit,
 )
-from cardan.core.types.engine_info import EngineHealth
+from cardan.core.engine.tickets import Tickets
+from cardan.core.types.engine_info import EngineHealth, PluginReport, running_health
 from cardan.core.types.errors import EngineDeadError
 from cardan.core.types.request import EngineRequest
 
@@ -43,6 +47,8 @@ class ProcessClient:
         self._reason_of_kill: str | None = None
         self._is_closing = False
         self._step_age = 0.0
+        self._plugins = PluginReport()
+        self._tickets = Tickets()
         self._connected = threading.Event()
         # A child that reads nothing must hold up nobody who sends: callers run event loops.
         self._outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -73,6 +79,20 @@ class ProcessClient:
     def reset_prefix_cache(self) -> None:
         self._send(ResetPrefixCache())
 
+    @property
+    def sleep_level(self) -> int:
+        return self._tickets.level
+
+    def sleep(self, level: int, mode: SleepMode) -> "Future[None]":
+        command, future = self._tickets.sleep(level, mode)
+        self._send(command)
+        return future
+
+    def wake_up(self, tags: Sequence[str] | None) -> "Future[None]":
+        command, future = self._tickets.wake(tags)
+        self._send(command)
+        return future
+
     def health(self) -> EngineHealth:
         silence = time.monotonic() - self._last_beat
         if self._death is not None:
@@ -82,7 +102,7 @@ class ProcessClient:
             return EngineHealth("stuck", f"no step has finished for {age:.0f} s", age)
         if silence > BEAT_TIMEOUT:
             return EngineHealth("stuck", f"no sign of life for {silence:.0f} s", silence)
-        return EngineHealth("ready", "", age)
+        return running_health(age, self._plugins)
 
     def kill(self, reason: str) -> None:
         """End the child at once; ``reason`` is what everybody is told."""
@@ -133,6 +153,7 @@ class ProcessClient:
         self._death = reason
         self._child.connection.close()
         self._outbox.put(None)
+        self._tickets.fail_all(reason)
         if self._sink is not None:
             self._sink.on_death(reason)
 
@@ -145,8 +166,11 @@ class ProcessClient:
                     self._step_age = 0.0
                     if self._sink is not None:
                         self._sink.on_outputs(outputs)
-                case Beat(step_age):
+                case Beat(step_age, plugins):
                     self._step_age = step_age
+                    self._plugins = plugins
+                case Answered():
+                    self._tickets.settle(message)
                 case Failed(text):
                     # It is still to end, but nothing sent to it now would be answered.
                     self._death = text

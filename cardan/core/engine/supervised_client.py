@@ -5,10 +5,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from cardan.core.engine.client import OutputSink
 from cardan.core.engine.engine_child import EngineChild
+from cardan.core.engine.messages import SleepMode
 from cardan.core.engine.process_client import ProcessClient
 from cardan.core.types.engine_info import EngineHealth
 from cardan.core.types.errors import CardanError, EngineDeadError
@@ -79,6 +81,18 @@ class SupervisedClient:
 
     def reset_prefix_cache(self) -> None:
         self._live().reset_prefix_cache()
+
+    @property
+    def sleep_level(self) -> int:
+        """Of the process at hand; a new one is awake."""
+        client = self._client
+        return client.sleep_level if client is not None else 0
+
+    def sleep(self, level: int, mode: SleepMode) -> "Future[None]":
+        return self._live().sleep(level, mode)
+
+    def wake_up(self, tags: Sequence[str] | None) -> "Future[None]":
+        return self._live().wake_up(tags)
 
     def health(self) -> EngineHealth:
         with self._lock:

@@ -11,13 +11,16 @@ import msgspec
 
 from cardan.core.engine.messages import (
     Abort,
+    Answered,
     Beat,
     Failed,
     Outputs,
     Ready,
     ResetPrefixCache,
     Shutdown,
+    Sleep,
     Submit,
+    Wake,
 )
 
 _KINDS: tuple[type[Any], ...] = (
@@ -29,6 +32,9 @@ _KINDS: tuple[type[Any], ...] = (
     Failed,
     Outputs,
     Beat,
+    Sleep,
+    Wake,
+    Answered,
 )
 _HEADER = struct.Struct("<IB")
 

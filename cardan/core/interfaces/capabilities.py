@@ -29,6 +29,7 @@ class Capabilities:
 
     Attributes:
         dtypes: dtypes it computes in, preferred one first.
+        float64: whether tensors may be float64; where not, sampling sums probabilities in float32.
         kv_dtypes: dtypes it can keep the KV cache in, besides the computing ones.
         instruction_sets: names for display and for kernels' needs (``Needs.features``).
         graphs: ``none``; ``decode``: steps of one query token a row; ``full``: any step.
@@ -46,6 +47,7 @@ class Capabilities:
     """
 
     dtypes: tuple[str, ...] = ("float32",)
+    float64: bool = True
     kv_dtypes: tuple[str, ...] = ()
     instruction_sets: tuple[str, ...] = ()
     graphs: GraphSupport = "none"

@@ -3,6 +3,11 @@
 Implementations take any subset of a hook's arguments by name, so that arguments can be added. A
 misspelt hook or argument fails when the plugin is loaded. No hook is called for each layer; the
 per-step ones see plain data only. A plugin object states ``contract`` as platforms do.
+
+All hooks run in the process of the engine, where a plugin has one object for the engine's life; the
+server, mostly another process, gets what they return as plain data. With several ranks the other
+ranks' processes call ``cardan_ops`` and ``cardan_kernels`` only. A hook that raises is reported
+once, with the plugin's name, and hurts no request; ``cardan_request_admit`` alone then refuses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +57,8 @@ class HookSpecs:
 
     @hookspec
     def cardan_kernel_plan_ready(self, plan: Sequence[Resolution]) -> None:
-        """Every operation of the model is bound."""
+        """Every operation of the model is bound: who serves which, for each use. At load, after
+        ``cardan_model_loaded``. Platforms that run whole steps have no plan; it is not called."""
 
     @hookspec
     def cardan_engine_started(self) -> None:
@@ -68,7 +74,9 @@ class HookSpecs:
 
     @hookspec
     def cardan_request_finished(self, request: RequestView, finish: Finish) -> None:
-        """A sequence of the request has ended."""
+        """A sequence of an admitted request has ended, and its client was told. On the engine's
+        thread: return within microseconds. Stop strings are found in the front, which then ends the
+        sequence: ``finish`` has the reason ``abort``, as when a client leaves."""
 
     @hookspec
     def cardan_step_completed(self, stats: EngineStats) -> None:
@@ -76,8 +84,13 @@ class HookSpecs:
 
     @hookspec
     def cardan_health(self) -> str | None:
-        """A reason why the engine is unhealthy, or None."""
+        """A reason why the engine is unhealthy, or None. Asked every second, on a thread for that.
+        While there is one, ``/health`` answers 503 with the plugin's name and the reason, and
+        requests are served all the same."""
 
     @hookspec
     def cardan_metrics(self) -> Mapping[str, Any]:  # type: ignore[empty-body]
-        """Gauges (``name -> number``) to export."""
+        """Gauges (``name -> number``) to export; asked as ``cardan_health`` is.
+
+        ``/metrics`` shows them as ``cardan:plugin_NAME`` with the label ``plugin``. Names are
+        letters, digits and underscores, at most 100, no digit first; 256 for each plugin."""

@@ -121,9 +121,16 @@ class MemoryAllocator(ABC):
         return None
 
     def sleep(self, level: int, tags: Sequence[str]) -> None:
-        """(optional) Free device memory; level 1 keeps weights on the host. Default: no."""
+        """(optional) Free device memory; level 1 keeps weights on the host. Default: no.
+
+        Views of pools that were taken before are not used afterwards.
+        """
         raise UnsupportedError("this device cannot sleep")
 
-    def wake(self) -> WakeReport:
-        """(optional) Undo ``sleep``. Default: unsupported."""
+    def wake(self, tags: Sequence[str] | None = None) -> WakeReport:
+        """(optional) Undo ``sleep``, for some tags or, by default, for all. Default: unsupported.
+
+        Raises:
+            OutOfMemoryError: it does not fit now; it can be called again.
+        """
         raise UnsupportedError("this device cannot sleep")

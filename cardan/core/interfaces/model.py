@@ -27,8 +27,9 @@ class WeightSlot:
     ``shape`` is the tensor's whole shape; ``load`` takes the whole tensor and keeps this rank's
     part of it. ``optional`` slots may be missing from the checkpoint.
 
-    A tensor that is stored in quantised blocks is offered to ``load_stored`` first. Where that
-    returns False, or is None, ``load`` gets the tensor in full precision.
+    A tensor that is stored in quantised blocks, or in the tensors of a scheme's own
+    (``QuantScheme.tensors_of``), is offered to ``load_stored`` first. Where that returns False, or
+    is None, ``load`` gets the tensor in full precision.
     """
 
     name: str

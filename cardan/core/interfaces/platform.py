@@ -10,10 +10,11 @@ from cardan.core.interfaces.constraints import Constraint
 from cardan.core.interfaces.device import Device
 from cardan.core.interfaces.graphs import ShapePolicy
 from cardan.core.interfaces.kernels import Provider
+from cardan.core.interfaces.roofline import Roofline
 
 if TYPE_CHECKING:
     from cardan.core.interfaces.attention import AttentionBackend
-    from cardan.core.interfaces.executor import ModelExecutor
+    from cardan.core.interfaces.executor import ModelExecutor, ModelParts
     from cardan.core.types.model import ModelSummary
 
 ProbeState = Literal["absent", "present", "broken"]
@@ -98,10 +99,13 @@ class Platform(ABC):
         """(optional) Attention backends, preferred ones first. Default: the reference alone."""
         return ()
 
-    def executor(self, device: Device, config: ConfigView) -> "ModelExecutor | None":
+    def executor(
+        self, device: Device, config: ConfigView, parts: "ModelParts"
+    ) -> "ModelExecutor | None":
         """(optional) An executor that runs whole steps itself. Default: the core's runner.
 
-        It honours ``cache.block_size``, ``scheduler.max_num_seqs`` (rows) and
+        ``parts`` offers the model's modules and operations to those that run them. It honours
+        ``cache.block_size``, ``scheduler.max_num_seqs`` (rows) and
         ``scheduler.max_num_batched_tokens`` of ``config``.
         """
         return None
@@ -109,3 +113,15 @@ class Platform(ABC):
     def doctor(self, device: DeviceInfo) -> Mapping[str, str]:
         """(optional) Further facts to print, such as library versions. Default: none."""
         return {}
+
+    def roofline(self, device: DeviceInfo, measure: bool = False) -> Roofline | None:
+        """(optional) Peaks of a device, for ``cardan plan``. Default: unknown.
+
+        ``measure``: where no data sheet has them they may be measured, in about a second; without
+        it nothing is run. The device may be one of ``known_devices`` that is not here.
+        """
+        return None
+
+    def known_devices(self) -> Sequence[DeviceInfo]:
+        """(optional) Devices that can be planned for without being here. Default: none."""
+        return ()

@@ -43,6 +43,28 @@ class StoredBlocks:
         return StoredBlocks(self.format, stop - start, self.data[:, first:last])
 
 
+@dataclass(frozen=True, slots=True)
+class SchemeBlocks(StoredBlocks, ABC):
+    """A matrix as the checkpoints of one scheme store it, put together from their tensors.
+
+    ``format`` is a name of the scheme's own, ``data`` has a row for each row of the matrix. What
+    belongs to ``data`` (factors, offsets) are fields of subclasses, which cut them, too. A layer
+    that is fused or shared out among ranks gets its part by ``rows`` and ``columns``.
+    """
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> "SchemeBlocks":
+        """Rows ``[start, stop)``."""
+
+    @abstractmethod
+    def columns(self, start: int, stop: int) -> "SchemeBlocks | None":
+        """Columns ``[start, stop)``; None if the matrix cannot be cut there."""
+
+    @abstractmethod
+    def decoded(self) -> "torch.Tensor":
+        """In full precision, [num_rows, in_features], for who does not take it as it is stored."""
+
+
 class LinearMethod(ABC):
     """Storage and arithmetic of one linear layer with ``out_features`` x ``in_features`` weights.
 
@@ -117,6 +139,15 @@ class QuantScheme(ABC):
     def detect(cls, config: Mapping[str, Any]) -> bool:
         """Whether a checkpoint's configuration says that it is stored in this scheme."""
 
+    @classmethod
+    def for_checkpoint(cls, config: Mapping[str, Any]) -> "QuantScheme":
+        """The instance for one model; ``config`` as for ``detect``.
+
+        Raises:
+            ConfigError: the checkpoint is stored in a way that the scheme does not know.
+        """
+        return cls()
+
     @abstractmethod
     def accepts(self, layer: str, in_features: int, out_features: int) -> Verdict:
         """Whether the layer is (or can be) quantised; a refused layer stays in full precision.
@@ -142,6 +173,23 @@ class QuantScheme(ABC):
     ) -> EmbeddingMethod | None:
         """Storage for the token embeddings, or None to keep them in full precision."""
         return None
+
+    def tensors_of(self, name: str, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
+        """The checkpoint's tensors that hold ``name`` (``x.weight``), with their shapes.
+
+        Asked for every tensor that the model needs and the checkpoint does not have by that name;
+        ``shape`` is the whole tensor's. Empty: the scheme does not store it otherwise.
+        """
+        return {}
+
+    def assemble(
+        self, name: str, shape: tuple[int, ...], tensors: "Mapping[str, torch.Tensor]"
+    ) -> SchemeBlocks:
+        """``name`` put together from what ``tensors_of`` named, on the host, which is only read.
+
+        It is offered to the layer's ``load_stored``, and decoded for ``load`` where that declines.
+        """
+        raise NotImplementedError(f"{type(self).__name__} names tensors and does not assemble them")
 
     def summary(self) -> str:
         """After loading: what was stored how, in a line for the log."""

@@ -1,48 +1,89 @@
-"""The contract's signature: one hash over all that a plugin may call, subclass or construct.
+"""The contract's signature: hashes over all that a plugin may call, subclass or construct.
 
 It is read from the source text, so it needs no import, does not depend on the Python version, and
-does not change with comments, docstrings, private names or the bodies of functions.
+does not change with comments, docstrings, private names or the bodies of functions. There is one
+hash over everything, and one for each interface, which shows what changed.
 """
 
 import ast
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from cardan.core.interfaces.version import CONTRACT_VERSION
+from cardan.core.interfaces.version import (
+    REVISIONS,
+    contract_name,
+)
 
 HASH_FILE = Path(__file__).parent / "contract.sha256"
 # This module describes the contract and is no part of it.
 _NOT_CONTRACT: frozenset[str] = frozenset({"__init__", "signature"})
 # Reference parts that platforms may build on; they implement the contract.
 _REFERENCE_PARTS = ("torch_", "thread_")
+# Values that the committed file states in words.
+_SHOWN = ("CONTRACT_VERSION", "CONTRACT_STAGE", "ADAPTED_CONTRACTS", "REVISIONS")
+# Hexadecimal digits of an interface's hash: enough to tell changes apart.
+_SHORT_DIGEST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class InterfaceHash:
+    """A revision of one interface and the hash of its signatures."""
+
+    revision: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class ContractHash:
-    """A version of the contract and the hash of its signatures."""
+    """A version of the contract, such as ``1.0-rc``, the hash of all its signatures, and those of
+    its interfaces by name."""
 
-    version: tuple[int, int]
+    version: str
     digest: str
+    interfaces: Mapping[str, InterfaceHash] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.version[0]}.{self.version[1]} {self.digest}"
+        """The form of the committed file: a line for the whole, then one for each interface."""
+        lines = [f"{self.version} {self.digest}"]
+        for name, item in sorted(self.interfaces.items()):
+            lines.append(f"{name} {item.revision} {item.digest}")
+        return "\n".join(lines)
+
+    def unraised(self, before: "ContractHash") -> tuple[str, ...]:
+        """Interfaces that differ from ``before`` under the same revision."""
+        return tuple(
+            name
+            for name, old in sorted(before.interfaces.items())
+            if (new := self.interfaces.get(name)) is not None
+            and new.digest != old.digest
+            and new.revision == old.revision
+        )
 
 
 def contract_hash(folder: Path | None = None) -> ContractHash:
     """The hash of the contract as it is in the sources (default: those that are running)."""
-    text = "\n".join(contract_signatures(folder))
-    payload = f"{CONTRACT_VERSION[0]}.{CONTRACT_VERSION[1]}\n{text}\n"
-    return ContractHash(CONTRACT_VERSION, hashlib.sha256(payload.encode()).hexdigest())
+    lines = contract_signatures(folder)
+    payload = "\n".join([contract_name(), *lines, ""])
+    interfaces = {}
+    for name, revision in REVISIONS.items():
+        own = "\n".join(line for line in lines if line.startswith(f"{name}."))
+        interfaces[name] = InterfaceHash(revision, _digest(own)[:_SHORT_DIGEST])
+    return ContractHash(contract_name(), _digest(payload), interfaces)
 
 
 def recorded_hash(file: Path = HASH_FILE) -> ContractHash | None:
     """The hash that was committed, or None if there is none yet."""
     if not file.exists():
         return None
-    version, digest = file.read_text(encoding="utf-8").split()
-    major, minor = version.split(".")
-    return ContractHash((int(major), int(minor)), digest)
+    first, *others = file.read_text(encoding="utf-8").splitlines()
+    version, digest = first.split()
+    interfaces = {}
+    for line in others:
+        name, revision, own = line.split()
+        interfaces[name] = InterfaceHash(int(revision), own)
+    return ContractHash(version, digest, interfaces)
 
 
 def contract_signatures(folder: Path | None = None) -> list[str]:
@@ -116,10 +157,13 @@ def _argument(argument: ast.arg, default: ast.expr | None) -> str:
 
 def _field_signature(node: ast.AnnAssign) -> str:
     text = _annotation(node.annotation)
-    # The version's value is hashed beside the signatures, so that it shows in the file.
-    if node.value is None or ast.unparse(node.target) == "CONTRACT_VERSION":
+    if node.value is None or ast.unparse(node.target) in _SHOWN:
         return text
     return f"{text} = {ast.unparse(node.value)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _annotation(node: ast.expr) -> str:

@@ -1,7 +1,7 @@
 """A complete device on top of any torch device: what a minimal platform opens."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -14,12 +14,21 @@ from cardan.core.interfaces.capabilities import Capabilities, DeviceInfo
 from cardan.core.interfaces.communication import Communicator, GroupSpec
 from cardan.core.interfaces.device import Device, Event, Stream
 from cardan.core.interfaces.errors import OutOfMemoryError, UnsupportedError
-from cardan.core.interfaces.memory import KVPool, MemoryAllocator, MemoryInfo, MemoryStats
+from cardan.core.interfaces.memory import (
+    KVPool,
+    MemoryAllocator,
+    MemoryInfo,
+    MemoryStats,
+    WakeReport,
+)
 from cardan.core.interfaces.torch_communicator import TorchCommunicator
 from cardan.core.interfaces.torch_kv_content import torch_kv_dtype
 from cardan.core.types.kv import KVCacheGroup, KVCacheSpec
 
 _DEFAULT_TAG = "kv"
+# Levels of ``sleep``: contents of weights are kept on the host; they are dropped.
+_SLEEP_LEVELS = (1, 2)
+_SLEEP_TAGS = frozenset({"weights", "kv"})
 # What a torch device module has that counts its memory.
 _PEAK_COUNT = (
     "memory_allocated",
@@ -37,6 +46,7 @@ class TorchKVPool(KVPool):
         self.layout = layout
         self.num_blocks = int(tensor.shape[1 + layout.order.index(0)])
         self._tensor: Tensor | None = tensor
+        self._shape, self._dtype = tuple(tensor.shape), tensor.dtype
 
     def view(self, layer_slot: int) -> Tensor:
         return self._held()[layer_slot]
@@ -54,9 +64,13 @@ class TorchKVPool(KVPool):
         """Give the memory back; views are invalid afterwards. Idempotent."""
         self._tensor = None
 
+    def restore(self, device: torch.device) -> None:
+        """Take memory of ``device`` again, zeroed; views have to be taken anew."""
+        self._tensor = _zeros(self._shape, self._dtype, device)
+
     def _held(self) -> Tensor:
         if self._tensor is None:
-            raise UnsupportedError("this KV pool was closed with its device")
+            raise UnsupportedError("this KV pool sleeps, or was closed with its device")
         return self._tensor
 
 
@@ -73,6 +87,7 @@ class TorchMemoryAllocator(MemoryAllocator):
         self._pools: list[tuple[str, TorchKVPool]] = []
         self._tags: list[str] = []
         self._others: dict[str, int] = {}
+        self._asleep: frozenset[str] = frozenset()
 
     def kv_pool(self, group: KVCacheGroup, layout: KVLayout, num_blocks: int) -> TorchKVPool:
         if layout.opaque:
@@ -114,6 +129,68 @@ class TorchMemoryAllocator(MemoryAllocator):
             pool.release()
         self._pools.clear()
         self._others.clear()
+        self._asleep = frozenset()
+
+    def sleep(self, level: int, tags: Sequence[str]) -> None:
+        """Pools give their memory back. Weights on the host stay where they are at level 1; at
+        level 2 they are for their owner to drop.
+
+        Raises:
+            UnsupportedError: another level or tag, it sleeps already, or weights on a device.
+        """
+        wanted = self._check_sleep(level, tags)
+        if "weights" in wanted and self._device.type != "cpu":
+            raise UnsupportedError("this device cannot give up the memory of weights")
+        for tag, pool in self._pools:
+            if tag in wanted:
+                pool.release()
+        self._asleep = wanted
+
+    def wake(self, tags: Sequence[str] | None = None) -> WakeReport:
+        """Pools take their memory again, zeroed.
+
+        Raises:
+            UnsupportedError: none of ``tags`` sleeps.
+            OutOfMemoryError: they do not fit; it can be called again.
+        """
+        wanted = self._check_wake(tags)
+        asleep = [pool for tag, pool in self._pools if tag in wanted]
+        for pool in asleep:
+            if pool.num_bytes == 0:
+                self._restore(pool)
+        self._asleep -= wanted
+        return WakeReport(frozenset({"kv", "graphs"} if asleep else {"graphs"}))
+
+    def _restore(self, pool: TorchKVPool) -> None:
+        try:
+            pool.restore(self._device)
+        except (RuntimeError, MemoryError) as error:
+            raise OutOfMemoryError(self._cannot_wake()) from error
+
+    def _check_sleep(self, level: int, tags: Sequence[str]) -> frozenset[str]:
+        wanted = frozenset(tags)
+        if level not in _SLEEP_LEVELS or not wanted or wanted - _SLEEP_TAGS:
+            raise UnsupportedError(
+                f"sleep(level={level}, tags={tuple(tags)}): levels are 1, which keeps weights on "
+                "the host, and 2, which drops them; tags are weights and kv"
+            )
+        if self._asleep:
+            raise UnsupportedError(f"{self._device} sleeps already; wake it first")
+        return wanted
+
+    def _check_wake(self, tags: Sequence[str] | None) -> frozenset[str]:
+        wanted = self._asleep if tags is None else self._asleep & frozenset(tags)
+        if not wanted:
+            what = "" if not self._asleep else f" with {tuple(tags or ())}"
+            raise UnsupportedError(f"{self._device} does not sleep{what}")
+        return wanted
+
+    def _cannot_wake(self) -> str:
+        free = self._memory_info().free
+        return (
+            f"{self._device} cannot wake: only {free / 2**20:.0f} MiB are free; end what took "
+            "its memory meanwhile and wake it again"
+        )
 
     @contextmanager
     def region(self, tag: str) -> Iterator[None]:

@@ -82,11 +82,13 @@ class BlockPool:
     def is_free(self, block_id: int) -> bool:
         return self._ref_counts[block_id] == 0
 
-    def cache(self, block_id: int, block_hash: bytes) -> None:
-        """Make a full block findable. Of two blocks of equal content the first stays findable."""
-        if self._hashes[block_id] is None and block_hash not in self._cached:
-            self._hashes[block_id] = block_hash
-            self._cached[block_hash] = block_id
+    def cache(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> None:
+        """Make full blocks findable. Of two blocks of equal content the first stays findable."""
+        hashes, cached = self._hashes, self._cached
+        for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
+            if hashes[block_id] is None and block_hash not in cached:
+                hashes[block_id] = block_hash
+                cached[block_hash] = block_id
 
     def forget(self, block_id: int) -> None:
         """Make a block unfindable; whoever references it keeps it, a free one goes next."""

@@ -11,10 +11,11 @@ Ownership of the blocks of one sequence (``blocks[g]``, block i holds tokens
 its beginning.
 
 Full blocks that a sequence is about to compute are *announced* under their hashes until they are
-registered or the sequence is freed. Nobody reads an announced block; others may wait for it.
+registered or the sequence is freed. Nobody reads an announced block; others may wait for it. Hashes
+are made when somebody asks for them, or while the device computes (``name_announced``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,6 +76,8 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self._pools = tuple(BlockPool(config.num_blocks) for _ in config.groups)
         self._announced: dict[bytes, int] = {}
+        # Announcements without hashes yet; those of sequences freed meanwhile are void.
+        self._unnamed: list[tuple[SequenceBlocks, npt.NDArray[np.int32]]] = []
 
     @property
     def num_free(self) -> int:
@@ -97,6 +100,7 @@ class KVCacheManager:
     @property
     def num_announced(self) -> int:
         """Blocks that running sequences are about to compute."""
+        self.name_announced()
         return len(self._announced)
 
     def new_sequence(self, root: bytes, media: tuple[MediaSpan, ...]) -> SequenceBlocks:
@@ -131,6 +135,7 @@ class KVCacheManager:
 
         The answer is the key given to ``announce``.
         """
+        self.name_announced()
         if not self._announced:
             return None
         if sequence.awaited is not None:
@@ -152,13 +157,21 @@ class KVCacheManager:
         """Tell others that ``sequence`` is about to compute the full blocks of ``token_ids``."""
         if not self.enable_prefix_caching:
             return
-        num_full = len(token_ids) // self.block_size
-        extend_chain(
-            sequence.hashes, sequence.root, token_ids, self.block_size, num_full, sequence.media
-        )
         sequence.announced_as = key
-        for block_hash in sequence.hashes[sequence.num_registered : num_full]:
-            self._announced.setdefault(block_hash, key)
+        self._unnamed.append((sequence, token_ids))
+
+    def name_announced(self) -> None:
+        """Make the hashes of what was announced since the last call: a microsecond a block, so it
+        is for when the device has work."""
+        unnamed, self._unnamed = self._unnamed, []
+        for sequence, token_ids in unnamed:
+            key = sequence.announced_as
+            if key is None:
+                continue
+            num_full = len(token_ids) // self.block_size
+            self._name(sequence, token_ids, num_full)
+            for block_hash in sequence.hashes[sequence.num_registered : num_full]:
+                self._announced.setdefault(block_hash, key)
 
     def attach(self, sequence: SequenceBlocks, prefix: CachedPrefix) -> None:
         """Give an empty sequence a reference to each block of ``prefix``."""
@@ -224,15 +237,12 @@ class KVCacheManager:
         if not self.enable_prefix_caching:
             sequence.num_registered = num_full
             return
-        extend_chain(
-            sequence.hashes, sequence.root, token_ids, self.block_size, num_full, sequence.media
-        )
-        for index in range(sequence.num_registered, num_full):
-            block_hash = sequence.hashes[index]
-            for pool, blocks in zip(self._pools, sequence.blocks, strict=True):
-                pool.cache(blocks[index], block_hash)
-            if self._announced:
-                self._withdraw(sequence, block_hash)
+        self._name(sequence, token_ids, num_full)
+        first = sequence.num_registered
+        hashes = sequence.hashes[first:num_full]
+        for pool, blocks in zip(self._pools, sequence.blocks, strict=True):
+            pool.cache(blocks[first:num_full], hashes)
+        self._withdraw(sequence, hashes)
         sequence.num_registered = max(num_full, sequence.num_registered)
 
     def free(self, sequence: SequenceBlocks, forget: bool = False) -> None:
@@ -244,8 +254,7 @@ class KVCacheManager:
             pool.release(blocks[::-1])
             blocks.clear()
         if sequence.announced_as is not None:
-            for block_hash in sequence.hashes[sequence.num_registered :]:
-                self._withdraw(sequence, block_hash)
+            self._withdraw(sequence, sequence.hashes[sequence.num_registered :])
             sequence.announced_as = None
         sequence.num_registered = 0
 
@@ -257,14 +266,32 @@ class KVCacheManager:
         """Reference counts, for accounting checks."""
         return [self._pools[group].ref_count(block_id) for block_id in block_ids]
 
-    def _chain(self, sequence: SequenceBlocks, token_ids: npt.NDArray[np.int32]) -> Sequence[bytes]:
-        """Names of the full blocks of ``token_ids`` short of the last token."""
-        count = (len(token_ids) - 1) // self.block_size
-        extend_chain(
-            sequence.hashes, sequence.root, token_ids, self.block_size, count, sequence.media
-        )
-        return sequence.hashes[:count]
+    def _chain(self, sequence: SequenceBlocks, token_ids: npt.NDArray[np.int32]) -> Iterator[bytes]:
+        """Names of the full blocks of ``token_ids`` short of the last token.
 
-    def _withdraw(self, sequence: SequenceBlocks, block_hash: bytes) -> None:
-        if self._announced.get(block_hash) == sequence.announced_as:
-            self._announced.pop(block_hash, None)
+        They are made in growing pieces: who finds no block needs none after the first.
+        """
+        count = (len(token_ids) - 1) // self.block_size
+        done = 0
+        while done < count:
+            known = min(count, max(len(sequence.hashes), 2 * done, 1))
+            self._name(sequence, token_ids, known)
+            yield from sequence.hashes[done:known]
+            done = known
+
+    def _name(
+        self, sequence: SequenceBlocks, token_ids: npt.NDArray[np.int32], num_blocks: int
+    ) -> None:
+        """Make the hashes of the first blocks of ``token_ids``, as far as they are missing."""
+        extend_chain(
+            sequence.hashes, sequence.root, token_ids, self.block_size, num_blocks, sequence.media
+        )
+
+    def _withdraw(self, sequence: SequenceBlocks, hashes: Sequence[bytes]) -> None:
+        """What the sequence announced, of these."""
+        announced, key = self._announced, sequence.announced_as
+        if not announced:
+            return
+        for block_hash in hashes:
+            if announced.get(block_hash) == key:
+                announced.pop(block_hash, None)

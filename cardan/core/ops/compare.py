@@ -52,6 +52,12 @@ def copy_args(args: Sequence[Any], device: str | None = None, widen: bool = Fals
     return [_copy(arg, device, widen) if isinstance(arg, torch.Tensor) else arg for arg in args]
 
 
+def placed(case: Case, device: torch.device, float64: bool) -> Case:
+    """``case``, which is on the host, on ``device``. What is float64 becomes float32 where the
+    device has no float64, as in the engine."""
+    return Case(tuple(_placed(arg, device, float64) for arg in case.args), case.attributes)
+
+
 def prepared_args(
     op: OpSpec, args: Sequence[Any], attributes: Attributes, prepare: Kernel | None
 ) -> list[Any]:
@@ -72,12 +78,13 @@ def compare_case(
 ) -> Comparison:
     """Run ``kernel`` and the float64 body on ``case`` and compare outputs and mutated arguments.
 
-    The body also runs in the working dtype, whose output dtypes the kernel's must equal.
+    The body also runs in the working dtype, whose output dtypes the kernel's must equal; both on
+    the host, for the device may have no float64.
     ``prepare`` is the provider's, of an operation that prepares an argument.
     """
     body = reference_kernel(op, ops)
     truth = _outputs(op, body, copy_args(case.args, "cpu", widen=True))
-    working = _outputs(op, body, copy_args(case.args))
+    working = _outputs(op, body, copy_args(case.args, "cpu"))
     own_args = prepared_args(op, copy_args(case.args), case.attributes, prepare)
     actual = _outputs(op, kernel, own_args)
     if len(actual) != len(truth):
@@ -124,6 +131,13 @@ def _outputs(op: OpSpec, kernel: Kernel, args: list[Any]) -> list[torch.Tensor]:
 def _copy(tensor: torch.Tensor, device: str | None, widen: bool) -> torch.Tensor:
     dtype = torch.float64 if widen and tensor.dtype.is_floating_point else tensor.dtype
     return tensor.detach().to(device=device or tensor.device, dtype=dtype, copy=True)
+
+
+def _placed(value: Any, device: torch.device, float64: bool) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    is_narrowed = value.dtype == torch.float64 and not float64
+    return (value.to(torch.float32) if is_narrowed else value).to(device)
 
 
 def _fault(message: str) -> Comparison:

@@ -42,19 +42,23 @@ class KernelRegistry:
     package (the provider's name up to the last dot) by priority; the reference body.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (facts and settings, by keyword only)
         self,
         ops: Sequence[OpSpec],
         providers: Sequence[Provider],
         *,
         device: torch.device,
         features: Sequence[str],
+        float64: bool = True,
         pins: Sequence[str] = (),
         strict: bool = False,
+        unchecked: bool = False,
     ) -> None:
-        """``features``: the device's instruction sets. ``pins``: the setting ``device.kernels``.
+        """``features``: the device's instruction sets; ``float64``: whether it has that dtype.
+        ``pins``: the setting ``device.kernels``.
 
-        ``strict`` makes a provider that cannot be loaded or fails its check an error.
+        ``strict`` makes a provider that cannot be loaded or fails its check an error. With
+        ``unchecked`` one that fails its check serves all the same, for tools that look for faults.
 
         Raises:
             ConfigError: a pin names what does not exist.
@@ -63,7 +67,9 @@ class KernelRegistry:
         self._ops = _by_name(ops)
         self._device = device
         self._features = tuple(features)
+        self._float64 = float64
         self._strict = strict
+        self._unchecked = unchecked
         self._providers = self._sorted_providers(providers)
         pairs = [(item.op, item.name) for group in self._providers.values() for item in group]
         self._pins = parse_pins(pins, self._ops, pairs)
@@ -190,6 +196,8 @@ class KernelRegistry:
         key = (op.name, provider.name, dtype)
         if key not in self._checks:
             check = self._load_and_check(op, provider, dtype)
+            if not check.ok and self._unchecked and (op.name, provider.name) in self._loaded:
+                check = CheckResult(True, check.text)
             is_faulty = not check.ok and check.is_fault
             if is_faulty and self._strict:
                 raise PluginError(
@@ -217,7 +225,8 @@ class KernelRegistry:
             if isinstance(found, str):
                 return CheckResult(False, found)
             loaded = self._loaded[op.name, provider.name] = found
-        return self_check(op, provider, loaded, dtype, self._ops, self._device, self._features)
+        facts = (self._ops, self._device, self._features, self._float64)
+        return self_check(op, provider, loaded, dtype, *facts)
 
 
 def _by_name(ops: Sequence[OpSpec]) -> dict[str, OpSpec]:

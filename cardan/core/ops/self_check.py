@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from cardan.core.interfaces.kernels import Kernel, OpSpec, Provider, check_needs
-from cardan.core.ops.compare import compare_case
+from cardan.core.ops.compare import compare_case, placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LoadedKernel:
     prepare: Kernel | None = None
 
 
-def self_check(
+def self_check(  # noqa: PLR0913 (a kernel, and all about where it runs)
     op: OpSpec,
     provider: Provider,
     loaded: LoadedKernel,
@@ -40,11 +40,12 @@ def self_check(
     ops: Mapping[str, OpSpec],
     device: torch.device,
     features: Sequence[str],
+    float64: bool = True,
 ) -> CheckResult:
     """Compare ``loaded`` with the float64 body on fresh random inputs; exceptions are failures.
 
-    Cases that the provider's needs exclude are left out. The random seed is in the text, so that
-    a failure can be repeated.
+    Cases that the provider's needs exclude are left out. ``float64`` says whether the device has
+    that dtype. The random seed is in the text, so that a failure can be repeated.
     """
     tolerance = provider.tolerances.get(dtype) or op.tolerances.get(dtype)
     if tolerance is None:
@@ -54,9 +55,10 @@ def self_check(
     checked = 0
     try:
         with torch.inference_mode(), _current(device):
-            for case in op.make_inputs(getattr(torch, dtype), device, seed):
-                if not check_needs(provider.needs, features, {"dtype": dtype, **case.attributes}):
+            for drawn in op.make_inputs(getattr(torch, dtype), torch.device("cpu"), seed):
+                if not check_needs(provider.needs, features, {"dtype": dtype, **drawn.attributes}):
                     continue
+                case = placed(drawn, device, float64)
                 found = compare_case(op, loaded.run, case, ops, tolerance, loaded.prepare)
                 if not found.ok:
                     return CheckResult(False, f"failed: {found} (seed {seed})")

@@ -18,8 +18,23 @@ logger = logging.getLogger("cardan.engine")
 # Shapes that are captured to see what all of them will take.
 _TRIALS = 3
 
-# Runs the model over the step buffers and returns its hidden states.
-Forward = Callable[[], torch.Tensor]
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    """What a forward pass leaves on the device.
+
+    Attributes:
+        hidden: the hidden states.
+        corrupt: [R] bool, rows whose last token's hidden state is not finite, where these states
+            are of last tokens alone; else None.
+    """
+
+    hidden: torch.Tensor
+    corrupt: torch.Tensor | None
+
+
+# Runs the model over the step buffers.
+Forward = Callable[[], ForwardResult]
 
 
 @dataclass(slots=True)
@@ -32,17 +47,17 @@ class GraphCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph, the hidden states that it writes, and what holds the tensors that it reads."""
+    """A graph, what it writes, and what holds the tensors that it reads."""
 
     graph: Graph
-    hidden: torch.Tensor
+    result: ForwardResult
     forward: Forward
 
 
 class GraphManager:
     """Owner of the captured forward passes of one model on one device, by shape.
 
-    All graphs share one pool: the hidden states of a replay last until the next replay. What a
+    All graphs share one pool: the results of a replay last until the next replay. What a
     graph reads lies at fixed addresses: the step buffers, the weights, the caches, and the plans
     of the attention backends, which said that they can be captured (``AttentionNeed.captured``)
     and therefore write the plan of a shape to where the last plan of that shape was.
@@ -103,8 +118,9 @@ class GraphManager:
     def estimate(self, shapes: Sequence[StepShape], prepare: Callable[[StepShape], Forward]) -> int:
         """About what ``capture`` of the same will hold, bytes.
 
-        The first shapes are captured, and released again. The last of them finds what it needs in
-        the pool, as all later ones will, so each of these is taken for as large as it.
+        The first shapes are captured, and released again. All but the very first find what they
+        need in the pool, as all later ones will, so each of these is taken for as large as the
+        largest of those.
         """
         trial: list[_Captured] = []
         try:
@@ -118,11 +134,11 @@ class GraphManager:
             entry.graph.release()
         if len(sizes) < _TRIALS:
             return sum(sizes)
-        return sum(sizes) + sizes[-1] * (len(shapes) - _TRIALS)
+        return sum(sizes) + max(sizes[1:]) * (len(shapes) - _TRIALS)
 
-    def run(self, shape: StepShape, forward: Forward) -> torch.Tensor:
-        """Hidden states of the step whose inputs and plans are in the buffers: a replay if
-        ``shape`` was captured, else ``forward``."""
+    def run(self, shape: StepShape, forward: Forward) -> ForwardResult:
+        """The step whose inputs and plans are in the buffers: a replay if ``shape`` was captured,
+        else ``forward``."""
         entry = self._captured.get(shape)
         if entry is None and self._lazy and shape.is_decode:
             entry = self._capture_lazily(shape, forward)
@@ -131,7 +147,7 @@ class GraphManager:
             return forward()
         self.counters.replayed += 1
         entry.graph.replay()
-        return entry.hidden
+        return entry.result
 
     def close(self) -> None:
         """Release the graphs. Idempotent."""
@@ -158,6 +174,6 @@ class GraphManager:
             # Once for real: whatever kernels set up when they first run cannot be captured.
             forward()
             self._device.synchronize()
-        results: list[torch.Tensor] = []
+        results: list[ForwardResult] = []
         graph = self._device.capture(lambda: results.append(forward()), pool)
         return _Captured(graph, results[0], forward)

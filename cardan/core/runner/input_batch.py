@@ -7,6 +7,7 @@ from cardan.core.interfaces.device import Device, Event
 from cardan.core.interfaces.kernels import Kernel
 from cardan.core.ops.packed_step import PackedStep, StepSizes, first_staged_word
 from cardan.core.runner.block_tables import BlockTables
+from cardan.core.runner.host_results import HostResults
 from cardan.core.runner.request_states import RequestStates
 from cardan.core.runner.staging import StagingRing
 from cardan.core.runner.step_buffers import HostLengths, StepBuffers, StepInputs
@@ -39,6 +40,7 @@ class InputBatch(StepBuffers):
         target = device.torch_device or torch.device("cpu")
         super().__init__(max_num_tokens, max_num_rows, tables, block_size, target)
         self._kernel = step_inputs
+        self.rooms = HostResults(device, max_num_rows)
         self._counting = np.arange(self._num_columns, dtype=np.int32)
         self._device_tables = torch.zeros(tables.tables.shape, dtype=torch.int32, device=target)
         fixed = first_staged_word(tables.num_groups, self._num_columns)
@@ -92,6 +94,8 @@ class InputBatch(StepBuffers):
 
     def close(self) -> None:
         self._ring.close()
+        if self.rooms is not None:
+            self.rooms.close()
 
     def _pack_rows(self, step: PackedStep, plan: SchedulerOutput) -> int:
         """Write the rows' fields; the number of samples."""

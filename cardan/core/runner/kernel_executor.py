@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +24,7 @@ from cardan.core.interfaces.executor import (
 )
 from cardan.core.interfaces.graphs import ShapePolicy
 from cardan.core.interfaces.logits import LogitsProcessor
+from cardan.core.interfaces.memory import KVPool
 from cardan.core.interfaces.model import BuildContext, CausalLM
 from cardan.core.interfaces.quantization import QuantScheme
 from cardan.core.kvcache.sizing import format_bytes, group_layers
@@ -36,11 +36,25 @@ from cardan.core.runner.attention_binding import (
     bind_layers,
 )
 from cardan.core.runner.block_tables import BlockTables
+from cardan.core.runner.executor_sleep import KEEP_WEIGHTS, ExecutorSleep
 from cardan.core.runner.host_input_batch import HostInputBatch
 from cardan.core.runner.input_batch import InputBatch
+from cardan.core.runner.memory_errors import (
+    REMEDIES,
+    largest_step_fits,
+    rebinding_fits,
+    step_fits,
+    weights_fit,
+)
 from cardan.core.runner.model_runner import ModelRunner, PromptLogitsObserver
 from cardan.core.runner.rank_sampler import RankSampler
-from cardan.core.runner.rehearsal import StepLimits, StepMemory, largest_step, null_pool
+from cardan.core.runner.rehearsal import (
+    StepLimits,
+    StepMemory,
+    largest_step,
+    longest_prompt,
+    null_pool,
+)
 from cardan.core.runner.request_states import RequestStates
 from cardan.core.runner.step_buffers import StepBuffers
 from cardan.core.runner.step_shapes import StepShapes
@@ -54,11 +68,6 @@ from cardan.core.weights.loader import load_weights
 from cardan.core.weights.progress import LoadProgress
 
 logger = logging.getLogger("cardan.engine")
-
-_REMEDIES = (
-    "Remedies: lower --max-num-batched-tokens, --max-num-seqs or --max-model-len, raise "
-    "--memory-utilization, free memory, or choose a smaller model or --dtype"
-)
 
 # Opens the checkpoint, given the names and shapes that the model wants.
 WeightSource = Callable[[Mapping[str, tuple[int, ...]]], Checkpoint]
@@ -95,18 +104,22 @@ class KernelExecutor(ModelExecutor):
         self._parts = parts
         self._model: CausalLM | None = None
         self._summary: ModelSummary | None = None
+        self._source: WeightSource | None = None
+        self._kv: KVCacheConfig | None = None
+        self._pools: Sequence[KVPool] = ()
         self._runner: ModelRunner | None = None
+        self._sleep = ExecutorSleep(parts.device)
+        self.sleep_levels = parts.device.capabilities.sleep_levels
         self.attention_choices: list[AttentionChoice] = []
 
     def load(self, model: ModelSummary, source: WeightSource) -> LoadReport:
         device = self._torch_device()
-        config = self._parts.config
         build = BuildContext(
             dtype=getattr(torch, model.dtype),
             device=device,
             ops=self._parts.ops,
             max_model_len=model.max_model_len,
-            block_size=chosen(config.cache.block_size, "cache.block_size"),
+            block_size=chosen(self._parts.config.cache.block_size, "cache.block_size"),
             kv_dtype=self._kv_dtype(model),
             communicator=self._parts.communicator,
             quantization=self._parts.quantization,
@@ -115,13 +128,14 @@ class KernelExecutor(ModelExecutor):
         with (
             self._parts.device.memory.region("weights"),
             self._parts.device.inference(),
-            _within_memory(model, device),
+            weights_fit(model, device),
         ):
             built = self._parts.model_class(model.config, build)
             built_at = time.monotonic()
             checkpoint = source({slot.name: slot.shape for slot in built.weight_slots()})
             try:
-                num_bytes = load_weights(built, checkpoint, LoadProgress(model.architecture))
+                progress = LoadProgress(model.architecture)
+                num_bytes = load_weights(built, checkpoint, progress, self._parts.quantization)
             finally:
                 # Copies that are still queued read the checkpoint's memory.
                 self._parts.device.synchronize()
@@ -129,7 +143,7 @@ class KernelExecutor(ModelExecutor):
         scheme = self._parts.quantization
         if scheme is not None:
             logger.info("quantization %s: %s", scheme.name, scheme.summary())
-        self._model, self._summary = built, model
+        self._model, self._summary, self._source = built, model, source
         seconds = {"build_model": built_at - began, "load_weights": time.monotonic() - built_at}
         return LoadReport(num_bytes, seconds)
 
@@ -142,7 +156,7 @@ class KernelExecutor(ModelExecutor):
         free = self._parts.device.memory_info().free
         usable = int(free * utilization)
         limits = self._step_limits()
-        with self._parts.device.inference(), _enough_for(limits):
+        with self._parts.device.inference(), largest_step_fits(limits):
             need = self._rehearse(limits)
         if need is None:
             return usable
@@ -153,16 +167,54 @@ class KernelExecutor(ModelExecutor):
             f"{format_bytes(need.step_bytes)}, graphs about {format_bytes(need.graph_bytes)}"
         )
         if left <= 0:
-            raise ConfigError(f"no room for a KV cache: {facts}. {_REMEDIES}")
+            raise ConfigError(f"no room for a KV cache: {facts}. {REMEDIES}")
         logger.info("memory: %s, and %s are left for the KV cache", facts, format_bytes(left))
         return left
 
     def bind_kv(self, config: KVCacheConfig) -> None:
+        self._kv = config
+        self._bind(config, self._parts.device.memory.kv_pool)
+
+    def sleep(self, level: int) -> None:
+        """The runner goes, with its graphs and the buffers of steps; at level 2 the model, too."""
+        self._bound()  # or it sleeps already
+        self._drop_runner()
+        if level != KEEP_WEIGHTS:
+            self._model = None
+        try:
+            self._sleep.begin(level)
+        except (OutOfMemoryError, UnsupportedError):
+            if self._model is None and self._source is not None:
+                self.load(self._described(), self._source)
+            self._rebind()
+            raise
+
+    def wake(self, tags: Sequence[str]) -> Sequence[str]:
+        """Weights that were dropped are loaded again; graphs are captured again."""
+        if self._sleep.end(tags):
+            self._model = None
+        if self._sleep.has_weights and self._model is None and self._source is not None:
+            self.load(self._described(), self._source)
+        if not self._sleep.asleep and self._runner is None:
+            self._rebind()
+        return self._sleep.asleep
+
+    def _rebind(self) -> None:
+        """A new runner over the pools that there are."""
+        if self._kv is None:
+            raise RuntimeError("the KV cache is not bound")
+        pools = iter(self._pools)
+        with rebinding_fits(self._torch_device(), self._drop_runner):
+            self._bind(self._kv, lambda *_of: next(pools))
+            self.warmup()
+
+    def _bind(self, config: KVCacheConfig, make_pool: PoolMaker) -> None:
         parts = self._parts
         # No sequence is ever longer than what the cache holds.
         max_len = min(self._described().max_model_len, config.num_tokens)
         with parts.device.inference():
-            bound = self._bind_layers(config, parts.device.memory.kv_pool)
+            bound = self._bind_layers(config, make_pool)
+            self._pools = bound.pools
             self.attention_choices = list(bound.choices)
             if reasons := self._graph_support(bound.choices)[1]:
                 logger.warning(
@@ -181,18 +233,23 @@ class KernelExecutor(ModelExecutor):
         return self._runner.num_live_rows if self._runner else 0
 
     def forward(self, step: SchedulerOutput) -> None:
-        with self._parts.device.inference():
+        with self._parts.device.inference(), step_fits(step):
             self._bound().forward(step)
 
     def sample(self, step: SchedulerOutput, mask: TokenMask | None = None) -> StepHandle:
-        with self._parts.device.inference():
+        with self._parts.device.inference(), step_fits(step):
             return self._bound().sample(step, mask)
 
     def close(self) -> None:
-        if self._runner is not None:
-            self._runner.close()
-        self._model = self._runner = self._summary = None
+        self._drop_runner()
+        self._model = self._summary = self._source = None
+        self._pools = ()
         self._parts.device.close()
+
+    def _drop_runner(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
 
     def _step_limits(self) -> StepLimits:
         parts = self._parts
@@ -204,21 +261,21 @@ class KernelExecutor(ModelExecutor):
         )
 
     def _rehearse(self, limits: StepLimits) -> StepMemory | None:
-        """Run the largest step on blocks of no request; None: the device cannot tell what it took.
+        """Run the largest steps on blocks of no request; None: the device cannot tell what it took.
 
         Nothing stays but what libraries and kernels have set up.
         """
-        device = self._torch_device()
         config = KVCacheConfig(group_layers(self.kv_specs()), NULL_BLOCK + 1)
-        plan = largest_step(limits, len(config.groups))
+        plans = [make(limits, len(config.groups)) for make in (largest_step, longest_prompt)]
         runners: list[ModelRunner] = []
 
         def run() -> None:
-            bound = self._bind_layers(config, partial(null_pool, device=device))
+            bound = self._bind_layers(config, partial(null_pool, device=self._torch_device()))
             runner = self._make_runner(config, bound, limits.max_len, ())
             runners.append(runner)
-            runner.forward(plan)
-            runner.sample(plan, None).result()
+            for plan in plans:
+                runner.forward(plan)
+                runner.sample(plan, None).result()
 
         try:
             step_bytes = self._parts.device.memory.peak_of(run)
@@ -252,7 +309,8 @@ class KernelExecutor(ModelExecutor):
         device = self._torch_device()
         num_rows = chosen(parts.config.scheduler.max_num_seqs, "scheduler.max_num_seqs")
         max_blocks = -(-max_len // config.block_size)
-        sampling = SamplingStates(num_rows, summary.vocab_size, device, parts.ops, processors)
+        wide = torch.float64 if parts.device.capabilities.float64 else torch.float32
+        sampling = SamplingStates(num_rows, summary.vocab_size, device, parts.ops, processors, wide)
         tables = BlockTables(len(config.groups), num_rows, max_blocks)
         shapes = StepShapes(
             parts.shapes,
@@ -276,18 +334,15 @@ class KernelExecutor(ModelExecutor):
         return runner
 
     def _make_batch(self, shapes: StepShapes, tables: BlockTables, on_host: bool) -> StepBuffers:
+        sizes, block_size = shapes.buffer_sizes, shapes.block_size
         if on_host:
-            return HostInputBatch(*shapes.buffer_sizes, tables, shapes.block_size)
+            return HostInputBatch(*sizes, tables, block_size)
         kernel = self._parts.ops.bind("step_inputs", dtype="float32")
-        return InputBatch(
-            *shapes.buffer_sizes, tables, shapes.block_size, self._parts.device, kernel
-        )
+        return InputBatch(*sizes, tables, block_size, self._parts.device, kernel)
 
     def _make_sampler(self, states: SamplingStates) -> Sampler:
         communicator, ops = self._parts.communicator, self._parts.ops
-        if communicator is None:
-            return Sampler(states, ops)
-        return RankSampler(states, ops, communicator)
+        return RankSampler(states, ops, communicator) if communicator else Sampler(states, ops)
 
     def _kv_dtype(self, model: ModelSummary) -> str:
         """The setting; ``auto`` is the model's dtype, or, where quantised weights have rounded more
@@ -343,31 +398,3 @@ class KernelExecutor(ModelExecutor):
         if self._runner is None:
             raise RuntimeError("the KV cache is not bound")
         return self._runner
-
-
-@contextmanager
-def _enough_for(limits: StepLimits) -> Iterator[None]:
-    """Says in the user's words that the largest step does not fit."""
-    try:
-        yield
-    except (OutOfMemoryError, MemoryError, torch.OutOfMemoryError) as error:
-        raise OutOfMemoryError(
-            f"{limits} does not fit into the memory that the weights leave ({error}). {_REMEDIES}"
-        ) from error
-
-
-@contextmanager
-def _within_memory(model: ModelSummary, device: torch.device) -> Iterator[None]:
-    """Says in the user's words that weights do not fit."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        # torch's allocator on the host raises a plain RuntimeError.
-        refused = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not refused and "allocate memory" not in str(error):
-            raise
-        raise OutOfMemoryError(
-            f"the weights of {model.architecture} ({model.num_layers} layers, hidden size "
-            f"{model.hidden_size}) do not fit into the memory of {device}; free memory, or "
-            "choose a smaller model or --dtype"
-        ) from error

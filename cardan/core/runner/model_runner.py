@@ -14,13 +14,13 @@ from cardan.core.interfaces.executor import TokenMask, WarmupReport
 from cardan.core.interfaces.kernels import Kernel
 from cardan.core.interfaces.memory import KVPool
 from cardan.core.interfaces.model import CausalLM, LayerCache, StepContext
-from cardan.core.runner.graphs import GraphManager
+from cardan.core.runner.graphs import ForwardResult, GraphManager
 from cardan.core.runner.request_states import RequestStates
 from cardan.core.runner.step_buffers import StepBuffers, StepInputs
-from cardan.core.runner.step_handle import DeviceStepHandle
+from cardan.core.runner.step_handle import DeviceStepHandle, StepResults
 from cardan.core.runner.step_shapes import StepShape, StepShapes
 from cardan.core.sampling.sampler import Sampler, SampleResult
-from cardan.core.types.step import BlockCopies, LogprobsArrays, SchedulerOutput
+from cardan.core.types.step import BlockCopies, LogprobsArrays, NewRow, SchedulerOutput
 
 # Rows of logits made at once for prompt log-probabilities: bounds a [rows, vocab] float32 buffer.
 _PROMPT_LOGITS_ROWS = 256
@@ -34,9 +34,10 @@ PromptLogitsObserver = Callable[[int, int, torch.Tensor], None]
 @dataclass(frozen=True, slots=True)
 class _ForwardPass:
     """What ``forward`` leaves for ``sample``: hidden states [T, hidden_size], or, if narrow,
-    [R, hidden_size] of each row's last token."""
+    [R, hidden_size] of each row's last token; ``corrupt`` as ``ForwardResult`` has it."""
 
     hidden: torch.Tensor
+    corrupt: torch.Tensor | None
     inputs: StepInputs
     is_narrow: bool
 
@@ -125,20 +126,27 @@ class ModelRunner:
         is_narrow = can_narrow and not self._gives_prompt_logprobs(plan)
         run = self._planned(inputs, is_narrow)
         # What was captured of such a shape is narrow.
-        hidden = run() if can_narrow and not is_narrow else self._graphs.run(shape, run)
-        self._pass = _ForwardPass(hidden, inputs, is_narrow)
+        result = run() if can_narrow and not is_narrow else self._graphs.run(shape, run)
+        self._pass = _ForwardPass(result.hidden, result.corrupt, inputs, is_narrow)
 
     def sample(self, plan: SchedulerOutput, mask: TokenMask | None) -> DeviceStepHandle:
         """Sample the rows that reached their last known token."""
         done, self._pass = self._pass, None
         if done is None:
-            return DeviceStepHandle(None, {})
-        corrupt = self._corrupt_rows(plan, done)
-        prompt_logprobs = self._prompt_logprobs(plan, done.hidden)
-        sampled = self._sampled(plan, done, mask) if plan.samples.any() else None
+            return DeviceStepHandle(StepResults())
+        results = StepResults(
+            num_rows=len(plan.rows),
+            prompt_logprobs=self._prompt_logprobs(plan, done.hidden),
+            sampled=self._sampled(plan, done, mask) if plan.samples.any() else None,
+            corrupt=self._corrupt_rows(plan, done),
+        )
+        rooms = self._batch.rooms
+        room = rooms.lend() if rooms is not None else None
+        if room is not None:
+            results.copy_to(room)
         event = self._event()
         self._batch.hold_until(event)
-        return DeviceStepHandle(sampled, prompt_logprobs, event, corrupt, num_rows=len(plan.rows))
+        return DeviceStepHandle(results, event, room, rooms)
 
     def _sampled(
         self,
@@ -174,18 +182,21 @@ class ModelRunner:
         state, and, where the model narrows, in that of the row's last token. None where each row
         computed one token and gives its logits: the sampler looks at those.
         """
-        if len(plan.rows) == plan.num_tokens and plan.samples.all():
+        if done.corrupt is not None:
+            # The next replay writes there, and results may be read after it began.
+            return done.corrupt.clone()
+        is_decode = len(plan.rows) == plan.num_tokens
+        if is_decode and plan.samples.all():
             return None
         bad: torch.Tensor = ~self._finite_rows(done.hidden)
-        if done.is_narrow:
-            bad[len(plan.rows) :] = False
+        if is_decode:
             return bad
         bad[plan.num_tokens :] = False
         view = done.inputs.views[0]
         counts = bad.new_zeros(view.num_rows, dtype=torch.int32)
         return counts.index_add_(0, view.token_rows, bad.to(torch.int32)) > 0
 
-    def _harmless(self, shape: StepShape) -> Callable[[], torch.Tensor]:
+    def _harmless(self, shape: StepShape) -> Callable[[], ForwardResult]:
         return self._planned(self._batch.harmless(shape), self._narrows(shape))
 
     def _narrows(self, shape: StepShape) -> bool:
@@ -200,18 +211,19 @@ class ModelRunner:
         last = self._states.num_prompt_tokens[plan.rows] - 1
         return not wanted.keys().isdisjoint(plan.rows[plan.num_computed_tokens < last].tolist())
 
-    def _planned(self, inputs: StepInputs, is_narrow: bool) -> Callable[[], torch.Tensor]:
+    def _planned(self, inputs: StepInputs, is_narrow: bool) -> Callable[[], ForwardResult]:
         """Plan attention for ``inputs``; returns what runs the model over them."""
         plans = [
             backend.plan(view) for backend, view in zip(self._backends, inputs.views, strict=True)
         ]
         step = StepContext(inputs.positions, self._layers, plans)
-        starts = inputs.views[0].query_start_loc
+        view = inputs.views[0]
 
-        def run() -> torch.Tensor:
+        def run() -> ForwardResult:
             # Made anew in each run, also of a graph: the starts differ from step to step.
-            step.row_ends = starts[1:] - 1 if is_narrow else None
-            return self._model.forward(inputs.token_ids, step)
+            step.row_ends = view.query_start_loc[1:] - 1 if is_narrow else None
+            hidden = self._model.forward(inputs.token_ids, step)
+            return ForwardResult(hidden, ~self._finite_rows(hidden) if is_narrow else None)
 
         return run
 
@@ -228,19 +240,30 @@ class ModelRunner:
         self._states.remove(plan.freed_rows)
         self._tables.remove(plan.freed_rows)
         self._sampling.remove(plan.freed_rows)
-        for row in plan.new_rows:
-            self._states.add(row)
-            self._tables.add(row)
-            self._sampling.add(row)
+        self._add(plan.new_rows)
         self._tables.edit(plan.block_edits)
         for pool, copies in zip(self._pools, plan.block_copies, strict=True):
             self._copy(pool, copies)
+
+    def _add(self, new_rows: Sequence[NewRow]) -> None:
+        """Take up rows; all of them, whatever becomes of the step, for each is removed later."""
+        failures: list[Exception] = []
+        for row in new_rows:
+            self._states.add(row)
+            self._tables.add(row)
+            try:
+                self._sampling.add(row)
+            except (RuntimeError, MemoryError) as error:  # histories find no memory
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _copy(self, pool: KVPool, copies: BlockCopies) -> None:
         if len(copies.sources):
             pairs = np.stack([copies.sources, copies.targets], axis=1).astype(np.int64)
             device = self._states.token_ids.device
-            self._device.memory.copy_blocks(pool, pool, torch.from_numpy(pairs).to(device))
+            on_device = torch.from_numpy(pairs).to(device, non_blocking=True)
+            self._device.memory.copy_blocks(pool, pool, on_device)
 
     def _prompt_logprobs(
         self, plan: SchedulerOutput, hidden: torch.Tensor

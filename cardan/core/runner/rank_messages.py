@@ -46,6 +46,18 @@ class Warmup(msgspec.Struct, frozen=True, tag=True):
     """Capture or touch what steps will use."""
 
 
+class Sleep(msgspec.Struct, frozen=True, tag=True):
+    """Give the device's memory back."""
+
+    level: int
+
+
+class Wake(msgspec.Struct, frozen=True, tag=True):
+    """Take memory again, of what is named."""
+
+    tags: list[str]
+
+
 class Forward(msgspec.Struct, frozen=True, tag=True):
     """Run the first half of a step; nothing is answered."""
 
@@ -84,7 +96,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     is_config: bool = False
 
 
-Command = RankOrder | Load | AskMemory | BindKV | Warmup | Forward | Sample | Stop
+Command = RankOrder | Load | AskMemory | BindKV | Warmup | Sleep | Wake | Forward | Sample | Stop
 Answer = Opened | Memory | Done | Failed
 
 

@@ -25,7 +25,9 @@ from cardan.core.runner.rank_messages import (
     Opened,
     RankOrder,
     Sample,
+    Sleep,
     Stop,
+    Wake,
     Warmup,
     encode,
 )
@@ -129,4 +131,16 @@ class _Server:
             case Warmup():
                 executor.warmup()
                 return Done()
+            case Sleep() | Wake():
+                self._move(command)
+                return Done()
         return None
+
+    def _move(self, command: Sleep | Wake) -> None:
+        executor = self._parts.executor
+        if isinstance(command, Sleep):
+            # What was told is done: nobody waits for the results of a step here.
+            self._step = None
+            executor.sleep(command.level)
+        else:
+            executor.wake(command.tags)

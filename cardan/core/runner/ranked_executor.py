@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cardan.core.interfaces.errors import CardanError, OutOfMemoryError
 from cardan.core.interfaces.executor import (
     LoadReport,
     ModelExecutor,
@@ -20,9 +21,11 @@ from cardan.core.runner.rank_messages import (
     Load,
     Memory,
     Sample,
+    Sleep,
+    Wake,
     Warmup,
 )
-from cardan.core.runner.rank_processes import RankProcesses, Reply
+from cardan.core.runner.rank_processes import RankFailed, RankProcesses, Reply
 from cardan.core.types.kv import KVCacheConfig, KVCacheSpec
 from cardan.core.types.model import ModelSummary
 from cardan.core.types.step import ModelRunnerOutput, SchedulerOutput
@@ -50,6 +53,7 @@ class RankedExecutor(ModelExecutor):
         self._local = local
         self._ranks = ranks
         self.features = local.features
+        self.sleep_levels = local.sleep_levels
 
     @property
     def num_live_rows(self) -> int:
@@ -85,11 +89,22 @@ class RankedExecutor(ModelExecutor):
 
     def forward(self, step: SchedulerOutput) -> None:
         self._ranks.tell(Forward(step))
-        self._explain(lambda: self._local.forward(step))
+        self._in_step(lambda: self._local.forward(step))
 
     def sample(self, step: SchedulerOutput, mask: TokenMask | None = None) -> StepHandle:
         self._ranks.tell(Sample() if mask is None else Sample(list(mask.rows), mask.bits))
-        return _RankedHandle(self._explain(lambda: self._local.sample(step, mask)), self._explain)
+        return _RankedHandle(self._in_step(lambda: self._local.sample(step, mask)), self._explain)
+
+    def sleep(self, level: int) -> None:
+        """All ranks, or the executor is not used afterwards."""
+        self._in_move(lambda: self._together(Sleep(level), lambda: self._local.sleep(level), Done))
+
+    def wake(self, tags: Sequence[str]) -> Sequence[str]:
+        """As ``sleep``."""
+        asleep, _ = self._in_move(
+            lambda: self._together(Wake(list(tags)), lambda: self._local.wake(tags), Done)
+        )
+        return asleep
 
     def close(self) -> None:
         """Leave the group, so that ranks inside a collective get out of it, and end them."""
@@ -108,6 +123,22 @@ class RankedExecutor(ModelExecutor):
         own = self._explain(act)
         slack = _SLACK_S + _SLACK_TIMES * (time.monotonic() - began)
         return own, self._ranks.answers(kind, slack)
+
+    def _in_step(self, act: Callable[[], Result]) -> Result:
+        """What all ranks do, or none can go on: even lack of memory, which one alone survives."""
+        try:
+            return self._explain(act)
+        except OutOfMemoryError as error:
+            raise RankFailed(f"rank 0: {error}") from error
+
+    def _in_move(self, act: Callable[[], Result]) -> Result:
+        """As ``_in_step``; after any refusal some ranks have moved, some have not or are gone."""
+        try:
+            return self._in_step(act)
+        except RankFailed:
+            raise
+        except CardanError as error:
+            raise RankFailed(f"the ranks did not move together: {error}") from error
 
     def _explain(self, act: Callable[[], Result]) -> Result:
         try:

@@ -1,5 +1,6 @@
 """The largest step that an engine can meet, run before there is a KV cache."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +69,30 @@ def largest_step(limits: StepLimits, num_groups: int) -> SchedulerOutput:
         logprobs=limits.num_logprobs,
     )  # fmt: skip
     with_prompt = params.replace(prompt_logprobs=limits.num_logprobs)
+    kinds = [with_prompt] + [params] * (num_rows - 1)
+    return _plan(counts, lengths, kinds, num_groups, limits.max_len > 1)
+
+
+def longest_prompt(limits: StepLimits, num_groups: int) -> SchedulerOutput:
+    """A plan for the longest new prompt that fits a step, after ``largest_step``: many short rows
+    and one long one may have kernels of their own, which no request should wait for."""
+    count = min(limits.num_tokens, max(1, limits.max_len - 1))
+    counts = np.full(1, count, np.int32)
+    kinds = [SamplingParams(temperature=0.0)]
+    plan = _plan(counts, counts, kinds, num_groups, limits.max_len > 1)
+    plan.freed_rows = list(range(min(limits.num_rows, limits.num_tokens)))
+    return plan
+
+
+def _plan(
+    counts: Int32,
+    lengths: Int32,
+    params: Sequence[SamplingParams],
+    num_groups: int,
+    samples: bool,
+) -> SchedulerOutput:
+    """New rows that compute the last ``counts`` of their ``lengths`` tokens, in the null block."""
+    num_rows = len(counts)
     none = np.zeros(0, np.int32)
     rows = [
         NewRow(
@@ -76,7 +101,7 @@ def largest_step(limits: StepLimits, num_groups: int) -> SchedulerOutput:
             token_ids=np.zeros(length, np.int32),
             num_prompt_tokens=length,
             num_computed_tokens=length - count,
-            params=params if row else with_prompt,
+            params=params[row],
             seed=row,
             stop_token_ids=(),
             bad_words_token_ids=(),
@@ -94,7 +119,7 @@ def largest_step(limits: StepLimits, num_groups: int) -> SchedulerOutput:
         keys=np.arange(num_rows, dtype=np.int64),
         num_scheduled_tokens=counts,
         num_computed_tokens=lengths - counts,
-        samples=np.full(num_rows, limits.max_len > 1),
+        samples=np.full(num_rows, samples),
     )
 
 

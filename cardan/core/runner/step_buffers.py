@@ -10,6 +10,7 @@ from torch import Tensor
 from cardan.core.interfaces.attention import BatchView
 from cardan.core.interfaces.device import Event
 from cardan.core.runner.block_tables import BlockTables
+from cardan.core.runner.host_results import HostResults
 from cardan.core.runner.request_states import RequestStates
 from cardan.core.runner.step_shapes import StepShape
 from cardan.core.types.step import SchedulerOutput
@@ -64,7 +65,12 @@ class StepBuffers(ABC):
 
     Steps of one shape have their tensors at the same addresses, where captured graphs read them.
     The fields are laid out as ``step_inputs`` fills them.
+
+    Attributes:
+        rooms: where the results of steps are copied to; None where they lie in the host's memory.
     """
+
+    rooms: HostResults | None = None
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, inf
 
-from cardan.core.sampling.batch import BatchRows
+from cardan.core.sampling.batch import BatchRows, uploaded
 from cardan.core.types.step import Int64
 
 # A place in a tail that no token has filled, and a place in a prefix that any token fits.
@@ -93,7 +93,7 @@ class BadWords:
         tail = np.full(length, _NO_TOKEN, np.int64)
         known = output_token_ids[-length:]
         tail[length - len(known) :] = known
-        tails[row] = torch.from_numpy(tail).to(tails.device)
+        tails[row] = uploaded(tail, tails.device)
 
 
 @dataclass(frozen=True, slots=True)

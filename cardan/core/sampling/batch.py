@@ -35,10 +35,8 @@ class BatchRows:
         return sorted(((int(self.places[row]), entries[row]) for row in found), key=_first)
 
     def upload(self, values: Any, dtype: torch.dtype | None = None) -> Tensor:
-        """A device tensor of host values."""
-        return torch.from_numpy(np.require(values, requirements="W")).to(
-            self.device, dtype, non_blocking=True
-        )
+        """As ``uploaded``, to the batch's device."""
+        return uploaded(values, self.device, dtype)
 
     def index(self, places: npt.ArrayLike) -> Tensor | None:
         """Device index [M] of some places of the batch; None stands for all of them in order."""
@@ -59,6 +57,14 @@ class LogitsEdit(Protocol):
 
 def _first(pair: tuple[int, Any]) -> int:
     return pair[0]
+
+
+def uploaded(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """A device tensor of host values, which are read before this returns; the copy takes its turn
+    among what is queued, and nothing waits for it."""
+    host = torch.from_numpy(np.require(values, requirements="W"))
+    # Converted here: the device may not know the host's dtype.
+    return host.to(dtype or host.dtype).to(device, non_blocking=True)
 
 
 def take(values: Tensor, index: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cardan.core.interfaces.kernels import Kernel, OpTable
-from cardan.core.sampling.batch import BatchRows, take
+from cardan.core.sampling.batch import BatchRows, take, uploaded
 from cardan.core.types.sampling_params import SamplingParams
 from cardan.core.types.step import Int64
 
@@ -51,8 +51,8 @@ class Penalties:
             slot, params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         )
         counts, prompt = self._allocated()
-        counts[slot] = torch.from_numpy(self._counted(output_token_ids)).to(self._device)
-        prompt[slot] = torch.from_numpy(self._counted(prompt_token_ids) > 0).to(self._device)
+        counts[slot] = uploaded(self._counted(output_token_ids), self._device)
+        prompt[slot] = uploaded(self._counted(prompt_token_ids) > 0, self._device)
 
     def remove(self, row: int) -> None:
         entry = self._entries.pop(row, None)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from cardan.core.interfaces.random_stream import UInt64
 from cardan.core.sampling.batch import BatchRows, LogitsEdit
 from cardan.core.sampling.processors import ProcessorEdit
-from cardan.core.sampling.random_stream import UInt64
 from cardan.core.types.step import Int64
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cardan.core.interfaces.logits import LogitsProcessor, RowAdded
-from cardan.core.sampling.batch import BatchRows, put, take
+from cardan.core.sampling.batch import BatchRows, put, take, uploaded
 from cardan.core.types.sampling_params import SamplingParams
 from cardan.core.types.step import Int64
 
@@ -185,4 +185,4 @@ def failure_mask(failures: dict[int, str], size: int, device: torch.device) -> T
     """[size] bool on the device, set at the places that failed."""
     mask = np.zeros(size, np.bool_)
     mask[list(failures)] = True
-    return torch.from_numpy(mask).to(device)
+    return uploaded(mask, device)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from cardan.core.interfaces.executor import TokenMask
 from cardan.core.interfaces.kernels import OpTable
+from cardan.core.interfaces.random_stream import uniforms
 from cardan.core.sampling.batch import BatchRows, put, take
 from cardan.core.sampling.logprobs import LogprobsTable, chunked_logprobs, logprobs_table
-from cardan.core.sampling.plan import Draw, LogprobsGroup, SamplingPlan
+from cardan.core.sampling.plan import LogprobsGroup, SamplingPlan
 from cardan.core.sampling.processors import failure_mask
-from cardan.core.sampling.random_stream import uniforms
 from cardan.core.sampling.sampling_states import SamplingStates
 from cardan.core.types.step import Int64, LogprobsArrays
 
@@ -110,7 +110,7 @@ class Sampler:
         if edited and len(logits):
             bad_logits = ~torch.isfinite(logits.amax(-1))
             logits, failures = self._edit(logits, plan, num_output_tokens, mask)
-        tokens, failed = self._chosen(logits, plan.draw, num_output_tokens)
+        tokens, failed = self._chosen(logits, plan, num_output_tokens)
         if bad_logits is not None:
             failed = failed | bad_logits
             if failures:
@@ -176,7 +176,7 @@ class Sampler:
         return put(logits, index, self._mask(take(logits, index), bits))
 
     def _chosen(
-        self, logits: Tensor, draw: Draw | None, num_output_tokens: Int64
+        self, logits: Tensor, plan: SamplingPlan, num_output_tokens: Int64
     ) -> tuple[Tensor, Tensor]:
         """Tokens [S] and failed [S]: rows whose largest logit is NaN or not finite."""
         if not len(logits):
@@ -185,12 +185,12 @@ class Sampler:
                 torch.empty(0, dtype=torch.bool, device=logits.device),
             )
         chosen: tuple[Tensor, Tensor]
+        draw = plan.draw
         if draw is None:
             chosen = self._choose(logits, *_ALL_GREEDY)
             return chosen
         positions = num_output_tokens if draw.index is None else num_output_tokens[draw.places]
-        numbers = torch.from_numpy(uniforms(draw.streams, positions))
-        uniform = numbers.to(logits.device, self.states.wide_dtype)
+        uniform = plan.batch.upload(uniforms(draw.streams, positions), self.states.wide_dtype)
         chosen = self._choose(
             logits, draw.index, uniform, draw.temperature, draw.top_k, draw.shares
         )

@@ -8,12 +8,12 @@ import torch
 
 from cardan.core.interfaces.kernels import OpTable
 from cardan.core.interfaces.logits import LogitsProcessor
+from cardan.core.interfaces.random_stream import random_streams
 from cardan.core.sampling.bad_words import BadWords
 from cardan.core.sampling.batch import BatchRows
 from cardan.core.sampling.penalties import Penalties
 from cardan.core.sampling.plan import Draw, LogprobsGroup, SamplingPlan
 from cardan.core.sampling.processors import ProcessorChain
-from cardan.core.sampling.random_stream import random_streams
 from cardan.core.sampling.token_rules import TokenRules
 from cardan.core.sampling.validation import check_token_ids
 from cardan.core.types.sampling_params import SamplingParams

@@ -7,11 +7,13 @@ prefill, prefix hits and preemption need no branch of their own. ``schedule`` ma
 """
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 from cardan.core.config.fallbacks import chosen
 from cardan.core.config.scheduler import SchedulerConfig
+from cardan.core.interfaces.scheduling import RequestView
 from cardan.core.kvcache.manager import KVCacheManager
 from cardan.core.scheduler.completion import Completion
 from cardan.core.scheduler.intake import Intake
@@ -25,6 +27,8 @@ from cardan.core.types.outputs import EngineStats, Finish, Started, StepOutputs
 from cardan.core.types.request import EngineRequest, FinishReason
 from cardan.core.types.step import ModelRunnerOutput, SchedulerOutput
 
+EndListener = Callable[[RequestView, Finish], None]
+
 
 class Scheduler:
     """Owner of all live sequences, their rows, and (through the manager) their blocks."""
@@ -36,7 +40,9 @@ class Scheduler:
         intake: Intake,
         max_model_len: int,
         max_step_tokens: int,
+        on_end: EndListener | None = None,
     ) -> None:
+        """``on_end`` is told of each sequence that ends, before the outputs are taken."""
         chunked = chosen(config.enable_chunked_prefill, "scheduler.enable_chunked_prefill")
         threshold = chosen(
             config.long_prefill_token_threshold, "scheduler.long_prefill_token_threshold"
@@ -60,6 +66,7 @@ class Scheduler:
         self._outputs = StepOutputs()
         self._stats = EngineStats()
         self._completion = Completion(self._table, cache)
+        self._on_end = on_end
 
     # -- requests in and out -------------------------------------------------------------------
 
@@ -81,6 +88,11 @@ class Scheduler:
         """End one sequence now; unknown keys (already finished) are ignored."""
         sequence = self._sequences.get(key)
         if sequence is not None:
+            self._finish(sequence, Finish(FinishReason.ABORT))
+
+    def abort_all(self) -> None:
+        """End every sequence now."""
+        for sequence in list(self._sequences.values()):
             self._finish(sequence, Finish(FinishReason.ABORT))
 
     def fail_all(self, message: str) -> None:
@@ -112,6 +124,8 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step's plan, or None when no row can advance (yet)."""
+        # With a step ahead, the device computes the prompts of the last plan meanwhile.
+        self._cache.name_announced()
         step = StepBuilder(self._cache.num_groups, self._max_step_tokens)
         shares = self._share(step.budget)
         if self._plan_running(step, shares):
@@ -337,6 +351,13 @@ class Scheduler:
         for sequence, finish in self._completion.apply(plan, result, self._outputs):
             self._finish(sequence, finish)
 
+    def fail(self, plan: SchedulerOutput, message: str) -> None:
+        """End the sequences of a step that could not be run, the newest one."""
+        table = self._table
+        rows = plan.rows[table.keys[plan.rows] == plan.keys].tolist()
+        for sequence in [table.sequence(row) for row in rows]:
+            self._finish(sequence, Finish(FinishReason.ERROR, message=message, kind="failed"))
+
     def _finish(self, sequence: Sequence, finish: Finish) -> None:
         del self._sequences[sequence.key]
         sequence.is_finished = True
@@ -346,6 +367,8 @@ class Scheduler:
             self._waiting.remove(sequence)
         self._cache.free(sequence.blocks, forget=finish.kind == "failed")
         self._outputs.finished[sequence.key] = finish
+        if self._on_end is not None:
+            self._on_end(sequence.view, finish)
 
 
 def _check_whole_prompts(threshold: int, max_model_len: int, max_step_tokens: int) -> None:

@@ -1,5 +1,6 @@
 """What an engine tells its clients about itself once it is ready."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -33,18 +34,39 @@ class EngineInfo:
     pid: int = 0
 
 
-EngineState = Literal["starting", "ready", "draining", "stuck", "dead"]
+EngineState = Literal["starting", "ready", "unhealthy", "draining", "stuck", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class PluginReport:
+    """What plugins last said of their engine: gauges by plugin and name, and why it is unhealthy,
+    each reason with the plugin's name before it."""
+
+    gauges: dict[str, dict[str, float]] = field(default_factory=dict)
+    complaints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """``reason`` says why an engine is not ready, ``num_restarts`` how often it was replaced."""
+    """``reason`` says why an engine is not ready, ``num_restarts`` how often it was replaced.
+
+    An engine is ``unhealthy`` when a plugin says so; it goes on.
+    """
 
     state: EngineState
     reason: str = ""
     last_step_age: float = 0.0
     num_restarts: int = 0
+    plugin_gauges: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def is_serving(self) -> bool:
         return self.state == "ready"
+
+
+def running_health(step_age: float, plugins: PluginReport) -> EngineHealth:
+    """The health of an engine that works, as far as the core can tell."""
+    if plugins.complaints:
+        reason = "; ".join(plugins.complaints)
+        return EngineHealth("unhealthy", reason, step_age, plugin_gauges=plugins.gauges)
+    return EngineHealth("ready", "", step_age, plugin_gauges=plugins.gauges)

@@ -38,5 +38,9 @@ class RequestFailedError(CardanError):
     """This one request could not be computed (for instance NaN logits); others go on."""
 
 
+class EngineAsleepError(CardanError):
+    """The engine sleeps, or is about to; an HTTP edge answers 503. Waking it up helps."""
+
+
 class EngineDeadError(CardanError):
     """The engine has died or is shutting down; nothing submitted to it will finish."""

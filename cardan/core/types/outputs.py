@@ -19,7 +19,7 @@ class TokenLogprobs:
     ranks: list[int]
 
 
-ErrorKind = Literal["failed", "invalid", "queue_full"]
+ErrorKind = Literal["failed", "invalid", "queue_full", "asleep"]
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Finish:
     """The end of one sequence. ``stop_token_id`` is set when a token other than EOS stopped it.
 
     With reason ``error``, ``kind`` tells whether the request failed while computing, was invalid
-    (``field`` names what), or met a full queue.
+    (``field`` names what), or met a full queue or a sleeping engine.
     """
 
     reason: FinishReason

@@ -27,16 +27,23 @@ class DummyCheckpoint:
         config: shaped like a Hugging Face `config.json`.
         shapes: every tensor's shape by its Hugging Face name.
         seed: of the generator.
+        device: where tensors are made, best where they are needed, as only the numbers that are
+            drawn then travel there; None: on the host.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], seed: int
+        self,
+        config: Mapping[str, Any],
+        shapes: Mapping[str, tuple[int, ...]],
+        seed: int,
+        device: torch.device | None = None,
     ) -> None:
         self.config = config
         self._shapes = dict(shapes)
         self._seed = seed
         generator = torch.Generator().manual_seed(seed)
-        self._draws = torch.empty(_MAX_DRAWS).normal_(0.0, _STD, generator=generator)
+        draws = torch.empty(_MAX_DRAWS).normal_(0.0, _STD, generator=generator)
+        self._draws = draws.to(device)
         # Gemma's norms scale by 1 + weight.
         gemma = str(config.get("model_type", "")).startswith("gemma")
         self._norm_offset = 0.0 if gemma else 1.0
@@ -63,7 +70,7 @@ class DummyCheckpoint:
         draws = draws.to(dtype or torch.float32)
         if numel <= _MAX_DRAWS:
             return draws.reshape(shape)
-        out = torch.empty(numel, dtype=draws.dtype)
+        out = torch.empty(numel, dtype=draws.dtype, device=draws.device)
         whole = numel // _MAX_DRAWS * _MAX_DRAWS
         out[:whole].view(-1, _MAX_DRAWS).copy_(draws)
         out[whole:].copy_(draws[: numel - whole])

@@ -21,9 +21,11 @@ from cardan.core.weights.gguf_file import GGUFFile, GGUFTensor
 from cardan.core.weights.gguf_names import (
     EXPERTS,
     ROPE_FREQS,
+    FindPlugin,
     Stored,
     TensorSource,
     map_tensor_names,
+    no_plugin,
 )
 
 _ROPE_SOURCE: Final = TensorSource(ROPE_FREQS, Stored.SAME)
@@ -34,19 +36,19 @@ class GGUFCheckpoint:
 
     Owns the file's mapping. Satisfies `Checkpoint`. `rope_freqs.weight`, which no Hugging Face
     checkpoint has, can be read by that name if the file holds it but is not among `names()`: the
-    config's `rope_scaling` says the same.
+    config's `rope_scaling` says the same. `find` knows plugins by architecture.
 
     Raises:
         WeightsError: see `GGUFFile`, `hf_config_from_gguf` and `map_tensor_names`; also if the file
             is one part of several.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, find: FindPlugin = no_plugin) -> None:
         self.file = GGUFFile(path)
         try:
             _check_whole(self.file)
-            self.config: Mapping[str, Any] = hf_config_from_gguf(self.file)
-            self._sources = _sources(self.file, self.config.get("num_experts"))
+            self.config: Mapping[str, Any] = hf_config_from_gguf(self.file, find)
+            self._sources = _sources(self.file, self.config.get("num_experts"), find)
         except BaseException:
             self.file.close()
             raise
@@ -144,9 +146,9 @@ def _check_whole(file: GGUFFile) -> None:
         )
 
 
-def _sources(file: GGUFFile, num_experts: int | None) -> dict[str, TensorSource]:
+def _sources(file: GGUFFile, num_experts: int | None, find: FindPlugin) -> dict[str, TensorSource]:
     try:
-        mapped = map_tensor_names(str(file.metadata["general.architecture"]), file.tensors)
+        mapped = map_tensor_names(str(file.metadata["general.architecture"]), file.tensors, find)
         sources: dict[str, TensorSource] = {}
         for name, source in mapped.items():
             if EXPERTS in name:

@@ -12,10 +12,16 @@ from typing import Any, Final
 import numpy as np
 
 from cardan.core.interfaces.errors import WeightsError
+from cardan.core.interfaces.gguf import GGUFArchitecture
 from cardan.core.types.ggml import GGMLType
 from cardan.core.weights.gguf_file import GGUFFile
 from cardan.core.weights.gguf_metadata import GGUFMetadata
-from cardan.core.weights.gguf_names import ROPE_FREQS, check_architecture
+from cardan.core.weights.gguf_names import (
+    ROPE_FREQS,
+    FindPlugin,
+    check_architecture,
+    no_plugin,
+)
 from cardan.core.weights.gguf_rope import (
     llama3_scaling_from_factors,
     rope_scaling_from_metadata,
@@ -40,21 +46,25 @@ _WIDE_SCALE_LAYERS: Final = {"gemma2": 46, "gemma3": 62}
 _END_OF_TURN: Final = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 
 
-def hf_config_from_gguf(file: GGUFFile) -> dict[str, Any]:
+def hf_config_from_gguf(file: GGUFFile, find: FindPlugin = no_plugin) -> dict[str, Any]:
     """Build the config.
 
     Besides the usual fields, `generation_config` holds the token ids; its `eos_token_id` lists the
-    end of a turn too where the vocabulary has one.
+    end of a turn too where the vocabulary has one. `find` knows plugins by architecture.
 
     Raises:
         WeightsError: the architecture is unknown, a key is missing or has a bad value, or the model
             has a feature that its architecture is not read with. The message names the key.
     """
     try:
-        architecture = check_architecture(file.metadata.get("general.architecture"))
+        stated = file.metadata.get("general.architecture")
+        architecture, plugin = check_architecture(stated, find)
         metadata = GGUFMetadata(file.metadata, architecture)
-        config = _common_fields(file, metadata, architecture)
+        names = _HF_MODELS[architecture] if plugin is None else (plugin.model, plugin.model_type)
+        config = _common_fields(file, metadata, architecture, names)
         config |= _token_ids(file.metadata)
+        if plugin is not None:
+            return config | _plugin_fields(plugin, file.metadata, architecture)
         if architecture in ("gemma2", "gemma3"):
             config |= _gemma_fields(metadata, architecture, config)
         else:
@@ -66,13 +76,26 @@ def hf_config_from_gguf(file: GGUFFile) -> dict[str, Any]:
         raise WeightsError(f"{file.path}: {error}") from error
 
 
-def _common_fields(file: GGUFFile, metadata: GGUFMetadata, architecture: str) -> dict[str, Any]:
+def _plugin_fields(
+    plugin: type[GGUFArchitecture], metadata: Mapping[str, object], architecture: str
+) -> dict[str, Any]:
+    prefix = f"{architecture}."
+    own = {
+        key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)
+    }
+    return dict(plugin.config(own))
+
+
+def _common_fields(
+    file: GGUFFile, metadata: GGUFMetadata, architecture: str, names: tuple[str, str]
+) -> dict[str, Any]:
+    """``names``: the Hugging Face architecture and model_type."""
     if architecture != _MIXTURE and metadata.optional_integer("expert_count"):
         raise WeightsError(
             f"metadata '{architecture}.expert_count': mixtures of experts are read from GGUF for "
             f"{_MIXTURE!r} only; use the model's safetensors files instead"
         )
-    hf_architecture, model_type = _HF_MODELS[architecture]
+    hf_architecture, model_type = names
     num_heads = metadata.integer("attention.head_count")
     head_dim = _head_dim(metadata, num_heads)
     rope_theta = metadata.optional_number("rope.freq_base") or _DEFAULT_ROPE_THETA

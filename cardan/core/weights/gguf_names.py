@@ -7,13 +7,17 @@ undone are made by the `modify_tensors` methods of its `convert_hf_to_gguf.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from cardan.core.interfaces.errors import WeightsError
+from cardan.core.interfaces.gguf import GGUFArchitecture
 from cardan.core.types.errors import shown
+
+# The plugin that reads files of an architecture, if there is one.
+FindPlugin = Callable[[str], "type[GGUFArchitecture] | None"]
 
 # Frequency factors of Llama 3's RoPE scaling: no Hugging Face checkpoint has such a tensor.
 ROPE_FREQS: Final = "rope_freqs.weight"
@@ -85,21 +89,35 @@ _BLOCK_NAME: Final = re.compile(r"blk\.(0|[1-9][0-9]*)\.(\w+)\.(weight|bias)", r
 KNOWN_ARCHITECTURES: Final = tuple(sorted(_LAYER_NAMES))
 
 
-def check_architecture(architecture: object) -> str:
-    """Return `general.architecture` if it is one that is mapped here.
+def no_plugin(architecture: str) -> None:
+    """A `FindPlugin` that knows none."""
+
+
+def check_architecture(
+    architecture: object, find: FindPlugin = no_plugin
+) -> tuple[str, type[GGUFArchitecture] | None]:
+    """Return `general.architecture` if it is one that is mapped here, or by a plugin: with that.
 
     Raises:
         WeightsError: it is not; the message lists the known ones.
+        PluginError: the plugin cannot be loaded.
     """
-    if isinstance(architecture, str) and architecture in _LAYER_NAMES:
-        return architecture
+    if isinstance(architecture, str):
+        if architecture in _LAYER_NAMES:
+            return architecture, None
+        plugin = find(architecture)
+        if plugin is not None:
+            return architecture, plugin
     raise WeightsError(
         f"metadata 'general.architecture': {shown(architecture)} is not a known GGUF architecture "
-        f"(known: {', '.join(KNOWN_ARCHITECTURES)}); use the model's safetensors files instead"
+        f"(known: {', '.join(KNOWN_ARCHITECTURES)}, and those of plugins); use the model's "
+        "safetensors files instead"
     )
 
 
-def map_tensor_names(architecture: str, gguf_names: Iterable[str]) -> dict[str, TensorSource]:
+def map_tensor_names(
+    architecture: str, gguf_names: Iterable[str], find: FindPlugin = no_plugin
+) -> dict[str, TensorSource]:
     """Map Hugging Face names to their sources in a GGUF file.
 
     `rope_freqs.weight` is left out: see `ROPE_FREQS`. Stacks of experts are mapped as a whole.
@@ -107,7 +125,8 @@ def map_tensor_names(architecture: str, gguf_names: Iterable[str]) -> dict[str, 
     Raises:
         WeightsError: the architecture is unknown, or a tensor has no place in it.
     """
-    layer_names = _LAYER_NAMES[check_architecture(architecture)]
+    plugin = check_architecture(architecture, find)[1]
+    layer_names = _LAYER_NAMES[architecture] if plugin is None else plugin.layer_tensors
     sources: dict[str, TensorSource] = {}
     unknown: list[str] = []
     for name in gguf_names:
@@ -120,7 +139,7 @@ def map_tensor_names(architecture: str, gguf_names: Iterable[str]) -> dict[str, 
         if hf_name is None:
             unknown.append(shown(name))
         else:
-            sources[hf_name] = TensorSource(name, _stored(architecture, hf_name))
+            sources[hf_name] = TensorSource(name, _stored(architecture, plugin, hf_name))
     if unknown:
         more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
         raise WeightsError(
@@ -130,12 +149,15 @@ def map_tensor_names(architecture: str, gguf_names: Iterable[str]) -> dict[str, 
     return sources
 
 
-def _stored(architecture: str, hf_name: str) -> Stored:
-    if architecture == "llama":
+def _stored(architecture: str, plugin: type[GGUFArchitecture] | None, hf_name: str) -> Stored:
+    interleaves = architecture == "llama" if plugin is None else plugin.interleaves_heads
+    is_gemma = architecture in ("gemma2", "gemma3")
+    adds_one = is_gemma if plugin is None else plugin.adds_one_to_norms
+    if interleaves:
         if ".q_proj." in hf_name:
             return Stored.INTERLEAVED_QUERY
         if ".k_proj." in hf_name:
             return Stored.INTERLEAVED_KEY
-    if architecture in ("gemma2", "gemma3") and hf_name.endswith("norm.weight"):
+    if adds_one and hf_name.endswith("norm.weight"):
         return Stored.PLUS_ONE
     return Stored.SAME

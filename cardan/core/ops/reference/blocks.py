@@ -10,6 +10,9 @@ from torch import Tensor
 from cardan.core.ops.reference.block_decoders import decode_rows
 from cardan.core.types.ggml import BLOCK_TYPES
 
+# So many products of two 8-bit numbers add up exactly in float32.
+_EXACT_SUMMANDS = 1024
+
 
 def decode_blocks(weight: Tensor, format: str) -> Tensor:
     """Stored rows, uint8 [n, row bytes], in float32 [n, row elements] on the same device."""
@@ -49,9 +52,20 @@ def int8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) 
     rows = x.to(torch.float32)
     steps = rows.abs().amax(dim=-1, keepdim=True) / 127.0
     quantized = torch.where(steps > 0, rows / steps, 0.0).round()
-    # Products of 8-bit numbers are summed exactly in float64 up to any width of a model.
-    sums = torch.nn.functional.linear(quantized.to(torch.float64), weight.to(torch.float64))
-    out = sums * steps.to(torch.float64) * scales.to(torch.float64)
+    computed = torch.promote_types(x.dtype, torch.float32)
+    out = _exact_sums(quantized, weight).to(computed) * steps.to(computed) * scales.to(computed)
     if bias is not None:
-        out = out + bias.to(torch.float64)
+        out = out + bias.to(computed)
     return out.to(x.dtype)
+
+
+def _exact_sums(x: Tensor, weight: Tensor) -> Tensor:
+    """Integers x [..., I] of 8 bits in float32 times the transpose of weight [O, I] int8, in int32.
+
+    Devices may have no float64, and no product of integers.
+    """
+    sums = torch.zeros((*x.shape[:-1], len(weight)), dtype=torch.int32, device=x.device)
+    parts = (tensor.split(_EXACT_SUMMANDS, dim=-1) for tensor in (x, weight))
+    for columns, rows in zip(*parts, strict=True):
+        sums += torch.nn.functional.linear(columns, rows.to(torch.float32)).to(torch.int32)
+    return sums

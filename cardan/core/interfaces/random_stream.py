@@ -1,4 +1,7 @@
-"""Random numbers as a pure function of a seed and a position."""
+"""Random numbers as a pure function of a seed and a position.
+
+Whoever samples draws from them (ADR 0003), so that a seed gives the same tokens on every platform.
+"""
 
 import numpy as np
 import numpy.typing as npt
