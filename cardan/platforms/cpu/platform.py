@@ -16,6 +16,7 @@ from cardan.core.interfaces.errors import ConfigError
 from cardan.core.interfaces.graphs import ShapePolicy
 from cardan.core.interfaces.kernels import Needs, Provider
 from cardan.core.interfaces.platform import ConfigView, Platform, Probe, Role
+from cardan.core.interfaces.roofline import Roofline
 from cardan.platforms.cpu.cpu_info import (
     NATIVE_BFLOAT16,
     cpu_name,
@@ -27,7 +28,7 @@ from cardan.platforms.cpu.cpu_info import (
 from cardan.platforms.cpu.native.block_providers import BLOCK_PROVIDERS
 from cardan.platforms.cpu.native.elementwise_providers import ELEMENTWISE_PROVIDERS
 from cardan.platforms.cpu.native.expert_providers import EXPERT_PROVIDERS
-from cardan.platforms.cpu.native.library import native_status
+from cardan.platforms.cpu.native.library import native_status, start_building
 from cardan.platforms.cpu.native.providers import LINEAR_PROVIDERS
 from cardan.platforms.cpu.native.sampling_providers import SAMPLING_PROVIDERS
 from cardan.platforms.cpu.numba.availability import is_installed as numba_is_installed
@@ -38,6 +39,7 @@ from cardan.platforms.cpu.placement import (
     rank_details,
     rank_memory,
 )
+from cardan.platforms.cpu.roofline import cpu_roofline, measured_rates
 from cardan.platforms.cpu.threads import usable_threads
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ class CpuPlatform(Platform):
     """One device: all CPUs that this process may use."""
 
     name = "cpu"
-    contract = (0, 1)
+    contract = (1, 0)
 
     def __init__(self, root: Path = Path("/")) -> None:
         """``root``: the file system that facts are read from."""
@@ -108,9 +110,11 @@ class CpuPlatform(Platform):
         )
 
     def open(self, device: DeviceInfo) -> Device:
+        placement = plan_placement(self._root, device, self._num_threads(device))
+        # Before what brings torch, so that compilers run while that is imported.
+        start_building()
         from cardan.platforms.cpu.device import CpuDevice
 
-        placement = plan_placement(self._root, device, self._num_threads(device))
         source = partial(rank_memory, self._root, placement.num_ranks)
         return CpuDevice(device, self.capabilities(device), source, placement)
 
@@ -124,6 +128,7 @@ class CpuPlatform(Platform):
             kv_dtypes=("int8",),
             graphs="decode",
             unified_memory=True,
+            sleep_levels=(1, 2),
             determinism="run",
         )
 
@@ -185,6 +190,11 @@ class CpuPlatform(Platform):
         set_by_user = {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ}
         facts = placement_facts(self._root)
         return {"torch": _torch_version(), "kernels": native_status(), **facts, **set_by_user}
+
+    def roofline(self, device: DeviceInfo, measure: bool = False) -> Roofline | None:
+        memory = memory_info(self._root)
+        rates = measured_rates(self._num_threads(device)) if measure else None
+        return cpu_roofline(rates, instruction_sets(self._root), memory.total - memory.free)
 
     def _cache_size(self, config: ConfigView) -> tuple[Constraint, ...]:
         """None where the user asked for a share of the memory."""

@@ -1,12 +1,10 @@
-// Paged attention of one step: cutting it into items, the layers, and writing keys and values.
+// Paged attention of one step: cutting it into items, and the layers.
 #include "attention.h"
 
 #include <stdlib.h>
 
 // Below so many multiplications a second thread costs more than it takes over.
 #define ALONE_COST 150000
-// Bytes a thread copies at least.
-#define COPY_GRAIN 65536
 
 static int longest_first(const void *a, const void *b) {
     const struct attention_item *first = a, *second = b;
@@ -246,122 +244,5 @@ CARDAN_EXPORT int cardan_attention_run(const struct attention_layer *layer) {
     const int64_t cost = plan->cost * plan->num_kv_heads * (plan->k_dim + plan->v_dim);
     work.threads = cost < ALONE_COST || plan->threads < 1 ? 1 : (int)plan->threads;
     cardan_parallel_for(work.threads, plan->num_items * plan->num_kv_heads, 1, attend_items, &work);
-    return work.status;
-}
-
-struct write_work {
-    const struct attention_plan *plan;
-    int type;  // of the sources
-    const char *sources[2];
-    int64_t token_strides[2], head_strides[2];  // bytes
-    char *cache;
-    int64_t num_blocks;
-    _Atomic int status;
-};
-
-// Numbers that are padded with zeros to whole vectors; returns the scale.
-static float store_scaled(const float *from, char *to, int64_t dim) {
-    // Of absolute values the bits order as the numbers do, and NaN is the largest.
-    vi most = {0};
-    for (int64_t d = 0; d < dim; d += LANES) {
-        const vi size = (vi)vf_abs(vf_load(from + d));
-        most = (vi)vf_select(size > most, (vf)size, (vf)most);
-    }
-    int32_t bits = 0;
-    for (int i = 0; i < LANES; i++) bits = most[i] > bits ? most[i] : bits;
-    const float scale = bits_float((uint32_t)bits) / 127.0f;
-    if (!(scale > 0.0f && scale <= 0x1.fffffep+127f)) {
-        memset(to, 0, (size_t)dim);
-        return scale;
-    }
-    for (int64_t d = 0; d < dim; d += LANES) {
-        // Adding 1.5 * 2^23 rounds to a whole number, which then is in the low bits.
-        vi whole = (vi)(vf_load(from + d) / scale + 0x1.8p23f) - 0x4b400000;
-        // A scale that is subnormal may be too small.
-        whole = (vi)vf_select(whole > 127, (vf)((vi){0} + 127), (vf)whole);
-        whole = (vi)vf_select(whole < -127, (vf)((vi){0} - 127), (vf)whole);
-        const vb narrow = __builtin_convertvector(whole, vb);
-        memcpy(to + d, &narrow, dim - d < LANES ? (size_t)(dim - d) : LANES);
-    }
-    return scale;
-}
-
-// `row`: memory for a row of floats.
-static void store_content(const struct attention_plan *plan, int type, const char *from, char *to,
-                          int64_t dim, float *row) {
-    if (plan->kv_type == type) {
-        memcpy(to, from, (size_t)(dim * type_size(type)));
-        return;
-    }
-    load_row(type, from, row, dim, 1.0f);
-    if (plan->kv_type == TYPE_I8) {
-        const float scale = store_scaled(row, to, dim);
-        memcpy(to + plan->content_bytes - sizeof scale, &scale, sizeof scale);
-    } else {
-        store_row((int)plan->kv_type, row, to, dim, 1.0f);
-    }
-}
-
-static void write_tokens(void *context, int64_t begin, int64_t end, int worker) {
-    struct write_work *work = context;
-    const struct attention_plan *plan = work->plan;
-    const int64_t content = plan->content_bytes;
-    const int64_t dims[2] = {plan->k_dim, plan->v_dim};
-    const int64_t longest = dims[0] > dims[1] ? dims[0] : dims[1];
-    float *row = cardan_scratch(CARDAN_SCRATCH_TASK, (size_t)round_up(longest, LANES) * 4);
-    (void)worker;
-    if (!row) {
-        work->status = CARDAN_NO_MEMORY;
-        return;
-    }
-    for (int64_t token = begin; token < end; token++) {
-        const int64_t slot = plan->slots[token];
-        if (slot < 0) continue;
-        const int64_t block = slot / plan->block_size, offset = slot % plan->block_size;
-        if (block >= work->num_blocks) {
-            work->status = CARDAN_BAD_BLOCK;
-            return;
-        }
-        for (int kv = 0; kv < 2; kv++) {
-            const char *from = work->sources[kv] + token * work->token_strides[kv];
-            const int64_t heads = (block * 2 + kv) * plan->num_kv_heads;
-            char *to = work->cache + (heads * plan->block_size + offset) * content;
-            for (int64_t head = 0; head < plan->num_kv_heads; head++) {
-                store_content(plan, work->type, from, to, dims[kv], row);
-                from += work->head_strides[kv];
-                to += plan->block_size * content;
-            }
-        }
-    }
-}
-
-// Strides are in elements.
-struct write_call {
-    const struct attention_plan *plan;
-    int64_t type;  // of k and v
-    const void *k;
-    int64_t k_token_stride, k_head_stride;
-    const void *v;
-    int64_t v_token_stride, v_head_stride;
-    void *cache;
-    int64_t num_blocks;
-};
-
-// Stores the step's keys and values at the plan's slots; negative slots are skipped.
-CARDAN_EXPORT int cardan_attention_write(const struct write_call *call) {
-    const struct attention_plan *plan = call->plan;
-    const int64_t size = type_size((int)call->type);
-    struct write_work work = {
-        .plan = plan,
-        .type = (int)call->type,
-        .sources = {call->k, call->v},
-        .token_strides = {call->k_token_stride * size, call->v_token_stride * size},
-        .head_strides = {call->k_head_stride * size, call->v_head_stride * size},
-        .cache = call->cache,
-        .num_blocks = call->num_blocks,
-    };
-    const int64_t bytes = 2 * plan->num_kv_heads * plan->content_bytes;
-    const int64_t grain = COPY_GRAIN / bytes + 1;
-    cardan_parallel_for((int)plan->threads, plan->num_tokens, grain, write_tokens, &work);
     return work.status;
 }

@@ -15,6 +15,7 @@ from cardan.core.interfaces.attention import (
     AttentionBackend,
     AttentionNeed,
     BatchView,
+    HeadRotation,
     KVLayout,
     LayerParams,
 )
@@ -22,6 +23,7 @@ from cardan.core.interfaces.capabilities import DeviceInfo, Verdict
 from cardan.core.interfaces.device import Device
 from cardan.core.interfaces.torch_attention import refusals
 from cardan.core.types.kv import DTYPE_BYTES, KVCacheSpec
+from cardan.platforms.cpu.native.elementwise_providers import ROTATIONS
 from cardan.platforms.cpu.native.library import (
     NativeFunction,
     NativeLibrary,
@@ -32,12 +34,18 @@ from cardan.platforms.cpu.native.library import (
     library,
     unavailable_reason,
 )
+from cardan.platforms.cpu.native.rotation import (
+    ROTATION_FIELDS,
+    HeadNorm,
+    RotationCall,
+    position_beyond,
+)
+from cardan.platforms.cpu.native.tensors import ELEMENT_TYPES
 from cardan.platforms.cpu.paged_cache import ORDER, PagedCache, beyond, packed, per_head
 
-# Codes of the element types in C (simd.h).
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# Codes of the element types of caches in C (attention.h).
 _KV_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3}
-_BAD_BLOCK, _BAD_ROWS = 2, 3
+_BAD_BLOCK, _BAD_ROWS, _BAD_POSITION = 2, 3, 5
 # Bytes of one item, items of a row of few query tokens at most, and keys of each at least
 # (attention.h).
 _ITEM_BYTES, _MOST_SPLITS, _SPLIT_KEYS = 40, 16, 256
@@ -94,15 +102,19 @@ class NativePlan:
 class _Functions:
     run: NativeFunction
     write: NativeFunction
+    rotate_and_write: NativeFunction
 
 
 def bind(lib: NativeLibrary) -> _Functions:
-    """The functions of ``attention.c`` in ``lib``."""
+    """The functions of ``attention.c`` and ``attention_write.c`` in ``lib``."""
     q = (Pointer, Size, Size)
     layer = (Pointer, Size, Pointer, Pointer, Pointer, Pointer, Size, Real, Real)
     return _Functions(
         run=lib.function("cardan_attention_run", Pointer, Size, Size, *q, *layer),
         write=lib.function("cardan_attention_write", Pointer, Size, *q, *q, Pointer, Size),
+        rotate_and_write=lib.function(
+            "cardan_rotate_and_write", Pointer, *q, Pointer, Size, *ROTATION_FIELDS
+        ),
     )
 
 
@@ -121,7 +133,7 @@ class NativeAttention(AttentionBackend):
     def accepts(cls, need: AttentionNeed, device: DeviceInfo) -> Verdict:
         # Calls with a plan may be recorded; all else is as for backends over torch.
         reasons = list(refusals(replace(need, captured=False)))
-        names = [str(dtype).removeprefix("torch.") for dtype in _TYPES]
+        names = [str(dtype).removeprefix("torch.") for dtype in ELEMENT_TYPES]
         if need.dtype not in names:
             reasons.append(f"dtype {need.dtype} is not among {', '.join(names)}")
         if not reasons:
@@ -202,15 +214,12 @@ class NativeAttention(AttentionBackend):
         return NativePlan(fields, ctypes.addressof(fields), tokens, (*tensors, items, seen))
 
     def write(self, k: Tensor, v: Tensor, cache: Tensor, plan: NativePlan) -> None:
-        k, v = _elements(k, "k"), _elements(v, "v")
-        self._cache.check_new(k, v, plan.num_tokens)
-        if k.dtype is not v.dtype:
-            raise ValueError(f"k and v must have one dtype, got {k.dtype} and {v.dtype}")
+        k, v = self._checked_new(k, v, plan)
         num_blocks = self._cache.num_blocks(cache)
         k_strides, v_strides = k.stride(), v.stride()
         status = self._functions.write(
             plan.address,
-            _TYPES[k.dtype],
+            ELEMENT_TYPES[k.dtype],
             k.data_ptr(),
             k_strides[0],
             k_strides[1],
@@ -222,6 +231,39 @@ class NativeAttention(AttentionBackend):
         )
         if status:
             _raise(status, num_blocks)
+
+    def rotate_and_write(
+        self,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        positions: Tensor,
+        rotation: HeadRotation,
+        cache: Tensor,
+        plan: NativePlan,
+    ) -> Tensor:
+        """One call with the bits of two, where the rotation would be that of the kernels here
+        anyway. Keys are rounded to their own dtype before the cache's, as if they had been kept."""
+        if rotation.provider not in ROTATIONS:
+            return AttentionBackend.rotate_and_write(self, qkv, positions, rotation, cache, plan)
+        q, k, v = qkv
+        k, v = self._checked_new(k, v, plan)
+        num_blocks = self._cache.num_blocks(cache)
+        norm = HeadNorm(rotation.q_weight, rotation.k_weight, rotation.eps)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        call = RotationCall.of((q, k), (out, None), norm, rotation.cos_sin, positions)
+        status = self._functions.rotate_and_write(
+            plan.address,
+            v.data_ptr(),
+            v.stride(0),
+            v.stride(1),
+            cache.data_ptr(),
+            num_blocks,
+            *call.values,
+        )
+        if status == _BAD_POSITION:
+            raise position_beyond(rotation.cos_sin, positions)
+        if status:
+            _raise(status, num_blocks)
+        return out
 
     def run(
         self,
@@ -247,7 +289,7 @@ class NativeAttention(AttentionBackend):
         status = self._functions.run(
             plan.address,
             num_heads,
-            _TYPES[q.dtype],
+            ELEMENT_TYPES[q.dtype],
             q.data_ptr(),
             strides[0],
             strides[1],
@@ -267,6 +309,14 @@ class NativeAttention(AttentionBackend):
             lse.copy_(sums)
         return out
 
+    def _checked_new(self, k: Tensor, v: Tensor, plan: NativePlan) -> tuple[Tensor, Tensor]:
+        """Keys and values of a step as the kernels take them."""
+        k, v = _elements(k, "k"), _elements(v, "v")
+        self._cache.check_new(k, v, plan.num_tokens)
+        if k.dtype is not v.dtype:
+            raise ValueError(f"k and v must have one dtype, got {k.dtype} and {v.dtype}")
+        return k, v
+
     def _per_head(self, values: Tensor | None, num_heads: int, name: str) -> int:
         """Address of ``values`` in float32, which stays valid with the backend; None: 0."""
         if values is None:
@@ -280,9 +330,9 @@ class NativeAttention(AttentionBackend):
 
 def _elements(tensor: Tensor, name: str) -> Tensor:
     """``tensor`` with the elements of a head one after the other."""
-    if tensor.dtype not in _TYPES:
+    if tensor.dtype not in ELEMENT_TYPES:
         raise ValueError(
-            f"{name} must be {', '.join(str(dtype) for dtype in _TYPES)}, got {tensor.dtype}"
+            f"{name} must be {', '.join(str(dtype) for dtype in ELEMENT_TYPES)}, got {tensor.dtype}"
         )
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 

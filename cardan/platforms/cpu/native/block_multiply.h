@@ -11,6 +11,13 @@
 #define GROUP 4
 #define TILES 2
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#define MATRIX_DOT 1
+#include "block_i8mm.h"
+#else
+#define MATRIX_DOT 0
+#endif
+
 CARDAN_INLINE int has_signed_codes(const int sum) { return sum == SUM_SIGNED || sum == SUM_WHOLE; }
 
 // A block of 32 inputs of a tile, unpacked: word j has the codes of inputs 4 j to 4 j + 3, all
@@ -206,6 +213,20 @@ CARDAN_INLINE ti half_dot(const ti *codes, const int8_t *x, ti start) {
 CARDAN_INLINE void block_dots(const int sum, const int tiles, const int rows,
                               const struct tile_block *tile, const struct row_block *row,
                               ti totals[TILES][GROUP]) {
+#if MATRIX_DOT
+#pragma GCC unroll 2
+    for (int t = 0; t < tiles && rows % 2 == 0; t++) {
+        matrix_dots(rows, tile[t].codes, sum == SUM_16 ? 4 : 8, row, 0, totals[t]);
+        if (sum != SUM_16) continue;
+        ti last[GROUP];
+        matrix_dots(rows, tile[t].codes + 4, 4, row, 16, last);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            totals[t][r] = totals[t][r] * tile[t].factors[0] + last[r] * tile[t].factors[1];
+        }
+    }
+    if (rows % 2 == 0) return;
+#endif
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 2

@@ -1,6 +1,6 @@
 """Embeddings, norms, rotation, gated activations, the soft cap, the likeliest tokens and what
-follows the last layer through ``embedding.c``, ``elementwise.c``, ``greedy.c`` and ``hidden.c``:
-one call each, float32 arithmetic, one rounding.
+follows the last layer through ``embedding.c``, ``elementwise.c``, ``rotation.c``, ``greedy.c`` and
+``hidden.c``: one call each, float32 arithmetic, one rounding.
 
 A row's result depends neither on the rows beside it nor on the number of threads. Threads are
 used from about 65,000 elements on (for activations from 11,000), below which waking them costs
@@ -17,9 +17,15 @@ from cardan.platforms.cpu.native.library import (
     Size,
     library,
 )
+from cardan.platforms.cpu.native.rotation import (
+    ROTATION_FIELDS,
+    HeadNorm,
+    RotationCall,
+    position_beyond,
+)
+from cardan.platforms.cpu.native.tensors import dense_weight, type_code
 
-# Numbers of the types in ``simd.h``, and of the gates in ``elementwise.c``.
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# Numbers of the gates in ``elementwise.c``.
 _SILU, _GELU_TANH = 0, 1
 
 
@@ -28,15 +34,10 @@ class ElementwiseKernels:
     catalogue's."""
 
     def __init__(self, native: NativeLibrary) -> None:
-        heads = (Pointer, Pointer, Size, Size, Size, Pointer, Size)
         self._norm = native.function(
             "cardan_rms_norm", *[Pointer] * 5, Size, Size, Real, *[Size] * 3
         )
-        self._rotate = native.function(
-            "cardan_rotate",
-            *(*heads, *heads, Real),
-            *(Pointer, Size, Size, Pointer, *[Size] * 4),
-        )
+        self._rotate = native.function("cardan_rotate", *ROTATION_FIELDS)
         self._gated = native.function("cardan_gated", *[Pointer] * 2, *[Size] * 5)
         self._cap = native.function("cardan_soft_cap", *[Pointer] * 2, Size, Size, Real, Size, Size)
         self._greedy = native.function("cardan_greedy", *[Pointer] * 2, *[Size] * 4)
@@ -70,7 +71,7 @@ class ElementwiseKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x = x.contiguous()
         hidden = x.shape[-1]
-        weight, wide = _weight(weight, x, hidden)
+        weight, wide = dense_weight(weight, x, hidden)
         out = torch.empty_like(x)
         self._norm(
             out.data_ptr(),
@@ -81,7 +82,7 @@ class ElementwiseKernels:
             x.numel() // hidden if hidden else 0,
             hidden,
             eps,
-            _type(x),
+            type_code(x),
             wide,
             torch.get_num_threads(),
         )
@@ -97,7 +98,7 @@ class ElementwiseKernels:
             )
         x, residual = x.contiguous(), residual.contiguous()
         hidden = x.shape[-1]
-        weight, wide = _weight(weight, x, hidden)
+        weight, wide = dense_weight(weight, x, hidden)
         out, new_residual = torch.empty_like(x), torch.empty_like(x)
         self._norm(
             out.data_ptr(),
@@ -108,7 +109,7 @@ class ElementwiseKernels:
             x.numel() // hidden if hidden else 0,
             hidden,
             eps,
-            _type(x),
+            type_code(x),
             wide,
             torch.get_num_threads(),
         )
@@ -117,7 +118,7 @@ class ElementwiseKernels:
     def rotary_embedding(
         self, q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return self._rotated(q, k, (None, None), 0.0, cos_sin, positions)
+        return self._rotated(q, k, HeadNorm(), cos_sin, positions)
 
     def qk_norm_rope(
         self,
@@ -129,7 +130,7 @@ class ElementwiseKernels:
         cos_sin: Tensor,
         positions: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        return self._rotated(q, k, (q_weight, k_weight), eps, cos_sin, positions)
+        return self._rotated(q, k, HeadNorm(q_weight, k_weight, eps), cos_sin, positions)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         return self._gate(x, _SILU)
@@ -143,7 +144,7 @@ class ElementwiseKernels:
         width = x.shape[-1]
         rows = x.numel() // width if width else 0
         threads = torch.get_num_threads()
-        self._cap(out.data_ptr(), x.data_ptr(), rows, width, cap, _type(x), threads)
+        self._cap(out.data_ptr(), x.data_ptr(), rows, width, cap, type_code(x), threads)
         return out
 
     def to_float32(self, x: Tensor) -> Tensor:
@@ -151,7 +152,7 @@ class ElementwiseKernels:
             return x
         x = x.contiguous()
         out = torch.empty(x.shape, dtype=torch.float32)
-        self._widen(out.data_ptr(), x.data_ptr(), x.numel(), _type(x), torch.get_num_threads())
+        self._widen(out.data_ptr(), x.data_ptr(), x.numel(), type_code(x), torch.get_num_threads())
         return out
 
     def finite_rows(self, x: Tensor) -> Tensor:
@@ -159,7 +160,7 @@ class ElementwiseKernels:
         rows, hidden = x.shape
         out = torch.empty(rows, dtype=torch.bool)
         threads = torch.get_num_threads()
-        self._finite(out.data_ptr(), x.data_ptr(), rows, hidden, _type(x), threads)
+        self._finite(out.data_ptr(), x.data_ptr(), rows, hidden, type_code(x), threads)
         return out
 
     def greedy_tokens(self, logits: Tensor) -> Tensor:
@@ -192,97 +193,23 @@ class ElementwiseKernels:
         out = torch.empty((*x.shape[:-1], hidden), dtype=x.dtype)
         rows = out.numel() // hidden if hidden else 0
         threads = torch.get_num_threads()
-        self._gated(out.data_ptr(), x.data_ptr(), rows, hidden, gate, _type(x), threads)
+        self._gated(out.data_ptr(), x.data_ptr(), rows, hidden, gate, type_code(x), threads)
         return out
 
     def _rotated(
         self,
         q: Tensor,
         k: Tensor,
-        weights: tuple[Tensor | None, Tensor | None],
-        eps: float,
+        norm: HeadNorm,
         cos_sin: Tensor,
         positions: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        q, k = _heads(q), _heads(k)
-        tokens, q_heads, dim = q.shape
-        rotary = cos_sin.shape[1]
-        _check_rotation(q, k, cos_sin, positions)
-        if cos_sin.dtype is not torch.float32 or not cos_sin.is_contiguous():
-            cos_sin = cos_sin.to(torch.float32).contiguous()
-        if positions.stride(0) != 1:
-            positions = positions.contiguous()
-        q_weight, q_wide = (None, 0) if weights[0] is None else _weight(weights[0], q, dim)
-        k_weight, k_wide = (None, 0) if weights[1] is None else _weight(weights[1], k, dim)
         q_out = torch.empty(q.shape, dtype=q.dtype)
         k_out = torch.empty(k.shape, dtype=k.dtype)
-        q_strides, k_strides = q.stride(), k.stride()
-        status = self._rotate(
-            q_out.data_ptr(),
-            q.data_ptr(),
-            q_heads,
-            q_strides[0],
-            q_strides[1],
-            0 if q_weight is None else q_weight.data_ptr(),
-            q_wide,
-            k_out.data_ptr(),
-            k.data_ptr(),
-            k.shape[1],
-            k_strides[0],
-            k_strides[1],
-            0 if k_weight is None else k_weight.data_ptr(),
-            k_wide,
-            eps,
-            cos_sin.data_ptr(),
-            cos_sin.shape[0],
-            rotary // 2,
-            positions.data_ptr(),
-            tokens,
-            dim,
-            _type(q),
-            torch.get_num_threads(),
-        )
-        if status:
-            raise IndexError(
-                f"positions must lie in [0, {cos_sin.shape[0]}), the rows of cos_sin; got "
-                f"{int(positions.min())} to {int(positions.max())}"
-            )
+        call = RotationCall.of((q, k), (q_out, k_out), norm, cos_sin, positions)
+        if self._rotate(*call.values):
+            raise position_beyond(cos_sin, positions)
         return q_out, k_out
-
-
-def _check_rotation(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
-    tokens, _, dim = q.shape
-    is_alike = k.shape[0] == tokens and k.shape[2] == dim and k.dtype is q.dtype
-    if not is_alike or cos_sin.shape[1] > dim:
-        raise ValueError(
-            f"q {q.dtype} {tuple(q.shape)}, k {k.dtype} {tuple(k.shape)} and cos_sin "
-            f"{tuple(cos_sin.shape)} must agree in tokens, dtype and head dim"
-        )
-    if positions.shape != (tokens,) or positions.dtype is not torch.int64:
-        raise ValueError(
-            f"positions must be int64 ({tokens},), got {positions.dtype} {tuple(positions.shape)}"
-        )
-
-
-def _type(x: Tensor) -> int:
-    code = _TYPES.get(x.dtype)
-    if code is None:
-        raise ValueError(f"x must be float32, bfloat16 or float16, got {x.dtype}")
-    return code
-
-
-def _heads(x: Tensor) -> Tensor:
-    """x [tokens, heads, dim] with the elements of a head one after the other."""
-    return x if x.stride(2) == 1 else x.contiguous()
-
-
-def _weight(weight: Tensor, x: Tensor, size: int) -> tuple[Tensor, int]:
-    """``weight`` [size] as the kernels take it: dense in x's dtype (and 0), or in float32 (1)."""
-    if weight.shape != (size,):
-        raise ValueError(f"weight must be ({size},), got {tuple(weight.shape)}")
-    if weight.dtype is x.dtype:
-        return weight.contiguous(), 0
-    return weight.to(torch.float32).contiguous(), 1
 
 
 _KERNELS = ElementwiseKernels(library())

@@ -31,3 +31,6 @@ ELEMENTWISE_PROVIDERS: tuple[Provider, ...] = (
     _provider("finite_rows"),
     _provider("greedy_tokens", frozenset({"float32"})),
 )
+
+# Who serves a rotation that attention may do together with its write to the cache.
+ROTATIONS = frozenset({"cpu.native_rotary_embedding", "cpu.native_qk_norm_rope"})

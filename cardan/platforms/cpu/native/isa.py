@@ -2,9 +2,8 @@
 
 C code asks for what it uses by the compiler's macros: ``__AVX2__``, ``__AVXVNNI__``,
 ``__AVX512F__`` (with BW, DQ and VL), ``__AVX512VNNI__``, ``__AVX512BF16__``, ``__AMX_BF16__`` and
-``__AMX_INT8__`` (with ``__AMX_TILE__``); on Arm
-``__ARM_FEATURE_DOTPROD``, ``__ARM_FEATURE_MATMUL_INT8``, ``__ARM_FEATURE_BF16``,
-``__ARM_FEATURE_SVE``.
+``__AMX_INT8__`` (with ``__AMX_TILE__``); on Arm ``__ARM_FEATURE_DOTPROD`` and
+``__ARM_FEATURE_MATMUL_INT8``. What a level has besides, the compiler may choose.
 """
 
 from collections.abc import Mapping, Sequence

@@ -64,6 +64,7 @@ __all__ = [
     "library",
     "native_status",
     "open_library",
+    "start_building",
     "unavailable_reason",
 ]
 
@@ -120,6 +121,16 @@ def check(status: int, what: str = "a kernel") -> None:
         raise CardanError(f"another rank {PEER_FAILURES[status]}")
     if status:
         raise RuntimeError(f"{what} of the CPU refused its input (status {status})")
+
+
+def start_building() -> None:
+    """Have a thread find or compile the library of this process, and return at once.
+
+    For a process that is sure to need it, before what takes long and one CPU, such as the import of
+    torch. ``library()`` waits for the thread, and so does the end of the process, so that the next
+    one finds what was begun.
+    """
+    threading.Thread(target=_outcome, name="native-library").start()
 
 
 def library() -> NativeLibrary:
