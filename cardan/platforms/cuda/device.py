@@ -1,66 +1,15 @@
-"""A GPU as an opened device."""
+"""Which of torch's devices is the GPU that the driver named."""
 
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from cardan.core.interfaces.capabilities import Capabilities, DeviceInfo
-from cardan.core.interfaces.device import Event, Stream
 from cardan.core.interfaces.errors import PluginError
-from cardan.core.interfaces.graphs import Graph
-from cardan.core.interfaces.torch_device import TorchDevice
-from cardan.platforms.cuda.graph import CudaGraph, capture_graph
-from cardan.platforms.cuda.memory import CudaMemoryAllocator, memory_info
-from cardan.platforms.cuda.streams import CudaEvent, CudaStream
+from cardan.platforms.shared.gpu.device import GpuDevice
 
 
-class CudaDevice(TorchDevice):
-    """One GPU and the stream that its steps run on.
-
-    That stream does not wait for the default one: what the host reads back outside of
-    ``inference`` waits for the event it was told to wait for, not for steps queued since.
-    """
-
-    def __init__(self, info: DeviceInfo, capabilities: Capabilities, index: int) -> None:
-        device = torch.device("cuda", index)
-        super().__init__(info, capabilities, str(device), lambda: memory_info(device))
-        self._main = torch.cuda.Stream(device)
-        self.memory = CudaMemoryAllocator(device, self._main)
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize(self._torch_device)
-
-    def stream(self, priority: int = 0) -> Stream:
-        return CudaStream(torch.cuda.Stream(self._torch_device, priority=priority))
-
-    def event(self) -> Event:
-        """After all work of the current stream of this device."""
-        return CudaEvent(torch.cuda.current_stream(self._torch_device))
-
-    def capture(self, launch: Callable[[], None], pool: Graph | None = None) -> CudaGraph:
-        with torch.cuda.device(self._torch_device):
-            return capture_graph(launch, self._main, pool)
-
-    @contextmanager
-    def inference(self) -> Iterator[None]:
-        """Autograd off, this device current, and its own stream."""
-        with torch.inference_mode(), torch.cuda.stream(self._main):
-            yield
-
-    def close(self) -> None:
-        """Free the pools and what torch keeps of freed tensors; of a device that failed, too."""
-        try:
-            self.synchronize()
-        finally:
-            super().close()
-            gc.collect()  # a model's modules refer to each other
-            with torch.cuda.device(self._torch_device):
-                torch.cuda.empty_cache()
-
-
-def open_device(info: DeviceInfo, capabilities: Capabilities) -> CudaDevice:
+def open_device(info: DeviceInfo, capabilities: Capabilities) -> GpuDevice:
     """Open the GPU that NVML knows by ``info``'s UUID: torch may count devices in another order.
 
     Raises:
@@ -75,7 +24,7 @@ def open_device(info: DeviceInfo, capabilities: Capabilities) -> CudaDevice:
         raise PluginError(f"torch {torch.__version__} cannot start CUDA: {error}") from error
     index = _index(info.details, uuids)
     if index is not None:
-        return CudaDevice(info, capabilities, index)
+        return GpuDevice(info, capabilities, index)
     raise PluginError(
         f"torch {torch.__version__} does not see {info.name} ({info.details.get('uuid')}) among "
         f"its {len(uuids)} CUDA devices; if CUDA_VISIBLE_DEVICES has numbers, set "

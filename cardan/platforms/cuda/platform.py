@@ -13,6 +13,7 @@ from cardan.core.interfaces.device import Device
 from cardan.core.interfaces.graphs import ShapePolicy
 from cardan.core.interfaces.kernels import Provider
 from cardan.core.interfaces.platform import ConfigView, Platform, Probe, Role
+from cardan.core.interfaces.roofline import Roofline
 from cardan.platforms.cuda.nvml import (
     LIBRARY,
     DriverError,
@@ -21,6 +22,7 @@ from cardan.platforms.cuda.nvml import (
     driver_facts,
     visible_gpus,
 )
+from cardan.platforms.cuda.roofline import gpu_roofline, known_gpus
 from cardan.platforms.shared.triton.cache_dtypes import cache_dtypes
 from cardan.platforms.shared.triton.providers import TRITON_PROVIDERS
 
@@ -35,13 +37,15 @@ _EXTRA = "pip install 'cardan[cuda]'"
 # the launches of a step take less time than its work.
 _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 _MANY_ROWS_FROM = 60 << 30
+# What the driver of the other vendor that torch is built for leaves in /dev.
+_OTHER_DRIVER = Path("/dev/kfd")
 
 
 class CudaPlatform(Platform):
     """The GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, from compute capability 8.0."""
 
     name = "cuda"
-    contract = (0, 1)
+    contract = (1, 0)
 
     def __init__(
         self,
@@ -152,13 +156,20 @@ class CudaPlatform(Platform):
     def attention(self, device: DeviceInfo) -> "Sequence[type[AttentionBackend]]":
         if find_spec("triton") is None:
             return ()
+        from cardan.platforms.cuda.cudnn_attention import CudnnAttention
         from cardan.platforms.shared.triton.attention import TritonAttention
 
-        return (TritonAttention,)
+        return (TritonAttention, CudnnAttention)
 
     def doctor(self, device: DeviceInfo) -> Mapping[str, str]:
         versions = {name: _version(name) for name in ("torch", "triton")}
         return {**versions, **device.details}
+
+    def roofline(self, device: DeviceInfo, measure: bool = False) -> Roofline | None:
+        return gpu_roofline(device)
+
+    def known_devices(self) -> Sequence[DeviceInfo]:
+        return known_gpus(self.name)
 
     def _facts(self) -> DriverFacts:
         """What the driver said, a refusal too; it is asked once."""
@@ -191,6 +202,10 @@ class CudaPlatform(Platform):
         folder = self._torch_folder()
         if folder is None:
             return Probe.broken("torch is not installed", _EXTRA)
+        if (folder / "lib" / "libtorch_hip.so").exists() and _OTHER_DRIVER.exists():
+            return Probe.absent(
+                f"torch {_version('torch')} is a build for other GPUs that are here"
+            )
         if not (folder / "lib" / "libtorch_cuda.so").exists():
             return Probe.broken(
                 f"torch {_version('torch')} is a build without CUDA",

@@ -1,35 +1,106 @@
-"""Products with one row of activations, as ``linear`` is defined; the library has the others."""
+"""Products with few rows of activations, as ``linear`` is defined; the library has the others."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from cardan.platforms.shared.triton.dependent_launch import are_fixed, can_overlap, dependent
 from cardan.platforms.shared.triton.kernels.gemv import gemv_kernel
-from cardan.platforms.shared.triton.rows import power_of_two
+from cardan.platforms.shared.triton.kernels.skinny import add_shares_kernel, skinny_kernel
+from cardan.platforms.shared.triton.linear_tuning import (
+    RowTuning,
+    SkinnyTuning,
+    row_tuning,
+    skinny_tuning,
+)
+from cardan.platforms.shared.triton.rows import as_rows, power_of_two
 
-_BLOCK = 1024
-_WARPS = 4
-# With fewer outputs than this a program takes fewer of them, so that there are enough programs.
-_MANY_OUTPUTS = 8192
+# Elements of the results that one program adds up.
+_ADD_BLOCK = 512
+# Rows of a tile, at least: what products of tiles take.
+_LEAST_ROWS = 16
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     outputs, inputs = weight.shape
-    if x.numel() != inputs or not inputs or weight.stride(1) != 1:
+    # What does not fit together is the library's to refuse.
+    if x.shape[-1] != inputs or not x.numel() or weight.stride(1) != 1:
         return functional.linear(x, weight, bias)
+    num_rows = x.numel() // inputs
+    if num_rows == 1:
+        return multiply_row(x, weight, bias, row_tuning(inputs))
+    # The kernel for few rows was measured where launches overlap.
+    tuning = skinny_tuning(num_rows, outputs, inputs) if can_overlap(x.device) else None
+    if tuning is None:
+        return functional.linear(x, weight, bias)
+    return multiply_rows(x, weight, bias, tuning)
+
+
+def multiply_row(x: Tensor, weight: Tensor, bias: Tensor | None, tuning: RowTuning) -> Tensor:
+    """``linear`` of a single row."""
+    outputs, inputs = weight.shape
     out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
-    taken = 4 if outputs >= _MANY_OUTPUTS else 2
-    gemv_kernel[(-(-outputs // taken),)](
+    gemv_kernel[(-(-outputs // tuning.outputs),)](
         x if x.stride(-1) == 1 else x.contiguous(),
         weight,
         out if bias is None else bias,
         out,
         outputs,
         weight.stride(0),
+        are_fixed(x),
         INPUTS=inputs,
-        OUTPUTS=taken,
-        BLOCK=min(_BLOCK, power_of_two(inputs)),
+        OUTPUTS=tuning.outputs,
+        BLOCK=tuning.block,
         HAS_BIAS=bias is not None,
-        num_warps=_WARPS,
+        num_warps=tuning.num_warps,
+        **dependent(x, 1),
     )
+    return out
+
+
+def multiply_rows(x: Tensor, weight: Tensor, bias: Tensor | None, tuning: SkinnyTuning) -> Tensor:
+    """``linear`` of a few rows, at least one; shares of the inputs are added up in their order."""
+    outputs, inputs = weight.shape
+    rows = as_rows(x)
+    num_rows, share = len(rows), tuning.share(inputs)
+    shares = -(-inputs // share)
+    out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
+    sums = out
+    if shares > 1:
+        sums = torch.empty(shares, num_rows, outputs, dtype=torch.float32, device=x.device)
+    options = dependent(x, num_rows)
+    skinny_kernel[(-(-outputs // tuning.outputs), shares)](
+        rows,
+        weight,
+        out if bias is None else bias,
+        sums,
+        num_rows,
+        outputs,
+        rows.stride(0),
+        weight.stride(0),
+        inputs,
+        share,
+        ROWS=max(_LEAST_ROWS, power_of_two(num_rows)),
+        OUTPUTS=tuning.outputs,
+        BLOCK=tuning.block,
+        STAGES=tuning.num_stages,
+        IS_WHOLE=inputs % share == 0 and share % tuning.block == 0,
+        HAS_BIAS=bias is not None and shares == 1,
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+        **options,
+    )
+    if shares > 1:
+        add_shares_kernel[(-(-out.numel() // _ADD_BLOCK),)](
+            sums,
+            out if bias is None else bias,
+            out,
+            out.numel(),
+            outputs,
+            SHARES=shares,
+            BLOCK=_ADD_BLOCK,
+            HAS_BIAS=bias is not None,
+            num_warps=4,
+            **options,
+        )
     return out

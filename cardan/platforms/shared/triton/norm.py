@@ -4,6 +4,7 @@ are defined."""
 import torch
 from torch import Tensor
 
+from cardan.platforms.shared.triton.dependent_launch import are_fixed, dependent
 from cardan.platforms.shared.triton.kernels.norm import add_rms_norm_kernel, rms_norm_kernel
 from cardan.platforms.shared.triton.rows import as_rows, num_warps, power_of_two
 
@@ -22,9 +23,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
             rows.shape[1],
             rows.stride(0),
             rows.stride(1),
+            are_fixed(x),
             HIDDEN=hidden,
             BLOCK=block,
             num_warps=num_warps(block),
+            **dependent(x, num_rows),
         )
     return out
 
@@ -46,8 +49,10 @@ def fused_add_rms_norm(
             eps,
             rows.stride(0),
             others.stride(0),
+            are_fixed(x),
             HIDDEN=hidden,
             BLOCK=block,
             num_warps=num_warps(block),
+            **dependent(x, len(rows)),
         )
     return normed, total

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cardan.core.interfaces.attention import HeadRotation
 from cardan.core.types.kv import KVCacheSpec
+from cardan.platforms.shared.triton.dependent_launch import are_fixed, dependent
 from cardan.platforms.shared.triton.kernels.paged_cache import write_kernel
 from cardan.platforms.shared.triton.kernels.rotate_and_write import rotate_and_write_kernel
 from cardan.platforms.shared.triton.rows import power_of_two
@@ -114,6 +115,7 @@ class CacheForm:
             *q.stride()[:2],
             *k.stride()[:2],
             *v.stride()[:2],
+            are_fixed(q),
             **constants,
             NUM_Q=num_q,
             NUM_K=num_k,
@@ -127,5 +129,6 @@ class CacheForm:
             NORMED=rotation.q_weight is not None,
             KEEPS_KEYS=keeps_keys,
             num_warps=2,
+            **dependent(q, num_tokens),
         )
         return q_out, k_out

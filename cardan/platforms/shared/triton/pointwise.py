@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cardan.platforms.shared.triton.dependent_launch import dependent
 from cardan.platforms.shared.triton.kernels.pointwise import (
     finite_rows_kernel,
     gelu_tanh_and_mul_kernel,
@@ -53,5 +54,7 @@ def _gated(kernel: Any, x: Tensor) -> Tensor:
     out = torch.empty((*x.shape[:-1], hidden), dtype=x.dtype, device=x.device)
     rows = as_rows(x)
     if len(rows):
-        kernel[(len(rows), -(-hidden // _BLOCK))](rows, out, rows.stride(0), hidden, BLOCK=_BLOCK)
+        kernel[(len(rows), -(-hidden // _BLOCK))](
+            rows, out, rows.stride(0), hidden, BLOCK=_BLOCK, **dependent(x, len(rows))
+        )
     return out

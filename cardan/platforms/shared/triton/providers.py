@@ -30,7 +30,7 @@ def _provider(
 
 
 TRITON_PROVIDERS: tuple[Provider, ...] = (
-    # A single row is summed in another order than rows together.
+    # Few rows are summed in another order than many.
     _provider("linear", "linear", frozenset({"bfloat16", "float16"}), traits=frozenset()),
     _provider("rms_norm", "norm", _DTYPES, hidden=_LONGEST_ROW),
     _provider("fused_add_rms_norm", "norm", _DTYPES, hidden=_LONGEST_ROW),

@@ -4,6 +4,7 @@
 import torch
 from torch import Tensor
 
+from cardan.platforms.shared.triton.dependent_launch import are_fixed, dependent
 from cardan.platforms.shared.triton.kernels.rotation import rotate_kernel
 from cardan.platforms.shared.triton.rows import power_of_two
 
@@ -57,6 +58,7 @@ def _rotate(
             k.stride(0),
             k.stride(1),
             cos_sin.stride(0),
+            are_fixed(q),
             NUM_Q=num_q,
             NUM_K=num_k,
             DIM=dim,
@@ -66,5 +68,6 @@ def _rotate(
             REST_BLOCK=power_of_two(rest) if rest else 0,
             NORMED=norm is not None,
             num_warps=2,
+            **dependent(q, num_tokens),
         )
     return out[:, :num_q], out[:, num_q:]

@@ -3,6 +3,11 @@
 import triton
 import triton.language as tl
 
+from cardan.platforms.shared.triton.kernels.dependent_launch import (
+    let_next_begin,
+    wait_for_constants,
+    wait_for_earlier,
+)
 from cardan.platforms.shared.triton.kernels.online_softmax import (
     LOWEST,
     begin_sums,
@@ -16,6 +21,7 @@ from cardan.platforms.shared.triton.kernels.online_softmax import (
     store_result,
     store_zeros,
 )
+from cardan.platforms.shared.triton.launched import launched
 
 
 @triton.jit
@@ -30,6 +36,17 @@ def _store_spare(
         out, kv_head * GROUP, tokens, tl.arange(0, 1) == 0, num_heads, GROUP, V_DIM, V_BLOCK
     )
     # fmt: on
+
+
+@triton.jit
+def _ends_of(query_start_loc, seq_lens, row, num_rows):
+    """Of a row, or the last one if there are fewer: its first token and that of the row after; that
+    after all rows; its length. Read at once: each would take as long as the others."""
+    row = tl.minimum(row, num_rows - 1)
+    rows_end = tl.load(query_start_loc + num_rows)
+    token = tl.load(query_start_loc + row)
+    token_end = tl.load(query_start_loc + row + 1)
+    return token, token_end, rows_end, tl.load(seq_lens + row).to(tl.int32)
 
 
 @triton.jit
@@ -70,6 +87,17 @@ def _leave_part(
 
 
 @triton.jit
+def _settle(value, SETTLING: tl.constexpr):
+    """Wait until all stores of this wave have left it. Compilers that know barriers as such of
+    shared memory alone let a wave pass with stores under way, which the one that publishes them
+    would not wait for. ``value`` int32 is of no matter."""
+    if SETTLING != "":
+        tl.inline_asm_elementwise(
+            SETTLING + "\nv_mov_b32 $0, $1", "=v,v", [value], tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
 def _add_parts(
     part_out,
     part_sums,
@@ -100,7 +128,8 @@ def _add_parts(
     return top, total, acc
 
 
-@triton.jit(do_not_specialize=["window", "num_rows", "num_tokens"])
+@launched
+@triton.jit(do_not_specialize=["window", "num_rows", "num_tokens", "is_fixed"])
 def decode_kernel(
     q,
     cache,
@@ -127,6 +156,7 @@ def decode_kernel(
     table_stride,
     k_scale_stride,
     v_scale_stride,
+    is_fixed,
     BLOCK_STRIDE: tl.constexpr,
     KV_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
@@ -143,12 +173,15 @@ def decode_kernel(
     STAGES: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     LEAST: tl.constexpr,
+    SETTLING: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_K_SCALE: tl.constexpr,
     HAS_V_SCALE: tl.constexpr,
     HAS_LSE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+    IS_SHORT: tl.constexpr,
 ):
     """Program (row, key head, split): one part of the keys of a row with one query token; other
     rows are left alone. A row is cut into as many parts of at least LEAST keys as it has, at most
@@ -162,19 +195,22 @@ def decode_kernel(
 
     A program whose number is that of a token below num_tokens that belongs to no row stores zeros
     for it; there may be more programs than rows for that.
+
+    SETTLING: as of ``Target``.
+
+    IS_SHORT: the next kernel may begin at once, else when the keys are read.
     """
+    let_next_begin(OVERLAPS and IS_SHORT)
+    wait_for_constants(is_fixed, OVERLAPS)
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    rows_end = tl.load(query_start_loc + num_rows)
+    token, token_end, rows_end, length = _ends_of(query_start_loc, seq_lens, row, num_rows)
+    wait_for_earlier(OVERLAPS)
     if (row < num_tokens) & (row >= rows_end) & (split == 0):
         _store_spare(out, row, kv_head, GROUP, V_DIM, V_BLOCK)
-    if row >= num_rows:
+    if (row >= num_rows) | (token_end - token != 1):
         return
-    token = tl.load(query_start_loc + row)
-    if tl.load(query_start_loc + row + 1) - token != 1:
-        return
-    length = tl.load(seq_lens + row).to(tl.int32)
     begin, end, parts = _part_of(length, window, split, TILE, LEAST)
     if split >= parts:
         return
@@ -198,20 +234,23 @@ def decode_kernel(
         k, v = load_tile(head_cache, place, inside, KV_STRIDE, K_DIM, V_DIM, K_BLOCK, V_BLOCK)
         key_scales, value_scales = load_scales(head_scales, place, inside, KV_STRIDE, SCALE_AT)
         distance = (length - 1 - keys)[None, :]
-        scores = scores_of(
+        scores, factor = scores_of(
             queries, k, key_scales, distance, scale, cap, slope, SCALE_AT >= 0, HAS_CAP, HAS_SLOPES
         )
         kind: tl.constexpr = q.dtype.element_ty
         top, total, acc = fold(
-            scores, inside[None, :], v, value_scales, top, total, acc, kind, SCALE_AT >= 0, True
+            scores, factor, inside[None, :], v, value_scales, top, total, acc, kind,
+            SCALE_AT >= 0, True,
         )
     # fmt: on
+    let_next_begin(OVERLAPS)
 
     if IS_SPLIT:
         if parts > 1:
             counter = row * tl.num_programs(1) + kv_head
             place = counter.to(tl.int64) * tl.num_programs(2)
             _leave_part(part_out, part_sums, place + split, top, total, acc, PACKED, V_BLOCK)
+            _settle(member, SETTLING)
             tl.debug_barrier()
             if tl.atomic_add(arrived + counter, 1, sem="acq_rel") != parts - 1:
                 return

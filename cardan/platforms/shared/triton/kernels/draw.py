@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from cardan.platforms.shared.triton.kernels.greedy import key_value, order_key
+from cardan.platforms.shared.triton.launched import launched
 
 
 @triton.jit
@@ -278,6 +279,7 @@ def _nucleus(
     return cut, tl.ceil(tl.minimum(tl.maximum(missing, 1.0), 1.0e9)).to(tl.int32)
 
 
+@launched
 @triton.jit(
     do_not_specialize=["num_maxima", "has_index", "has_temperature", "has_top_k", "has_shares"]
 )

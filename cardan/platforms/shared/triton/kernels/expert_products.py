@@ -1,7 +1,18 @@
-"""Products of rows with the weights of the experts that they go to."""
+"""Products of rows with the weights of the experts that they go to.
+
+Each layer has a first product, of gate and up, and right behind it the second one, of down. Where
+launches overlap (``dependent_launch``), the first lets the second begin only after its own wait, so
+that the second may load the routing, and weights, before it waits for the first one's results.
+"""
 
 import triton
 import triton.language as tl
+
+from cardan.platforms.shared.triton.kernels.dependent_launch import (
+    let_next_begin,
+    wait_for_earlier,
+)
+from cardan.platforms.shared.triton.launched import launched
 
 
 @triton.jit
@@ -10,6 +21,7 @@ def silu_times(gate, up):
 
 
 # Steps of any number of tokens run the same code.
+@launched
 @triton.jit(do_not_specialize=["num_pairs", "most_tiles"])
 def grouped_kernel(
     x,
@@ -30,74 +42,97 @@ def grouped_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
+    WEIGHTS_LEFT: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out [num_pairs, OUTPUTS]; pair p has row p // SHARERS of x [rows, INPUTS].
 
     GATED: silu(gate) * up of an expert's gate and up projections, [OUTPUTS, INPUTS] each, one
-    after the other. Else the product with a projection [OUTPUTS, INPUTS], times weights [p]. A
-    program takes TILE pairs of one expert, as ``place_kernel`` left them, and WIDTH outputs; GROUP
-    tiles go through the weights side by side. The weights, of which there are more, are the
-    product's left side.
+    after the other, of which WIDTH lines each make one operand. Else the product with a projection
+    [OUTPUTS, INPUTS], times weights [p]. A program takes TILE pairs of one expert, as
+    ``place_kernel`` left them, and WIDTH outputs; GROUP tiles go through the weights side by side.
+    WEIGHTS_LEFT: weights are the product's left side, which is the longer one of an instruction.
     """
+    if GATED:
+        wait_for_earlier(OVERLAPS)
+    let_next_begin(OVERLAPS)
+    sides: tl.constexpr = 2 if GATED else 1
     num_parts: tl.constexpr = (OUTPUTS + WIDTH - 1) // WIDTH
     program = tl.program_id(0)
     first = program // (GROUP * num_parts) * GROUP
     beside = min(most_tiles - first, GROUP)
     within = program % (GROUP * num_parts)
     tile = first + within % beside
-    if tile >= tl.load(tile_experts + most_tiles):
-        return
+    # All three are on their way before the first is looked at.
+    num_tiles = tl.load(tile_experts + most_tiles)
     expert = tl.load(tile_experts + tile).to(tl.int64)
     pair = tl.load(pairs + tile * TILE + tl.arange(0, TILE))
+    wait_for_earlier(OVERLAPS)
+    if tile >= num_tiles:
+        return
     is_pair = pair < num_pairs
-    output = within // beside * WIDTH + tl.arange(0, WIDTH)
-    is_output = output < OUTPUTS
     place = tl.arange(0, BLOCK)
     # What lies outside is computed from other rows, and not stored.
     row = tl.where(is_pair, pair, 0) // SHARERS
-    values_at = x + row.to(tl.int64)[None, :] * x_stride + place[:, None]
-    own = tl.where(is_output, output, 0)
+    values_at = x + row.to(tl.int64)[:, None] * x_stride + place[None, :]
+    first_output = within // beside * WIDTH
+    line = tl.arange(0, sides * WIDTH)
+    own = first_output + line % WIDTH
+    own = tl.where(own < OUTPUTS, own, 0) + line // WIDTH * OUTPUTS
     weights_at = experts + expert * expert_stride + own[:, None] * INPUTS + place[None, :]
-    total = tl.zeros([WIDTH, TILE], tl.float32)
-    other = tl.zeros([WIDTH, TILE], tl.float32)
+    if WEIGHTS_LEFT:
+        total = tl.zeros([sides * WIDTH, TILE], tl.float32)
+    else:
+        total = tl.zeros([TILE, sides * WIDTH], tl.float32)
     for start in range(0, INPUTS, BLOCK):
         if INPUTS % BLOCK == 0:
             values = tl.load(values_at + start)
             part = tl.load(weights_at + start)
         else:
-            inside = start + place < INPUTS
-            values = tl.load(values_at + start, mask=inside[:, None], other=0.0)
-            part = tl.load(weights_at + start, mask=inside[None, :], other=0.0)
-        total = tl.dot(part, values, total, input_precision="ieee")
-        if GATED:
-            up_at = weights_at + start + OUTPUTS * INPUTS
-            if INPUTS % BLOCK == 0:
-                up = tl.load(up_at)
-            else:
-                up = tl.load(up_at, mask=(start + place < INPUTS)[None, :], other=0.0)
-            other = tl.dot(up, values, other, input_precision="ieee")
+            inside = (start + place < INPUTS)[None, :]
+            values = tl.load(values_at + start, mask=inside, other=0.0)
+            part = tl.load(weights_at + start, mask=inside, other=0.0)
+        if WEIGHTS_LEFT:
+            total = tl.dot(part, tl.trans(values), total, input_precision="ieee")
+        else:
+            total = tl.dot(values, tl.trans(part), total, input_precision="ieee")
+    if WEIGHTS_LEFT:
+        total = tl.trans(total)
     if GATED:
-        result = silu_times(total, other)
+        gate, up = tl.split(tl.permute(tl.reshape(total, [TILE, 2, WIDTH]), [0, 2, 1]))
+        result = silu_times(gate, up)
     else:
-        result = total * tl.load(weights + pair, mask=is_pair, other=0.0)[None, :]
-    into = out + pair.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
-    mask = is_pair[None, :] & is_output[:, None]
+        result = total * tl.load(weights + pair, mask=is_pair, other=0.0)[:, None]
+    output = first_output + tl.arange(0, WIDTH)
+    into = out + pair.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
+    mask = is_pair[:, None] & (output < OUTPUTS)[None, :]
     tl.store(into, result.to(out.dtype.element_ty), mask=mask)
 
 
+@launched
 @triton.jit
-def add_up_kernel(parts, out, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
+def add_up_kernel(
+    parts,
+    out,
+    TOP_K: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
     """out [rows, HIDDEN]: sums over the middle of parts [rows, TOP_K, HIDDEN], in order."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < HIDDEN
+    source = parts + row * TOP_K * HIDDEN + column
     total = tl.zeros([BLOCK], tl.float32)
-    for place in range(TOP_K):
-        source = parts + (row * TOP_K + place) * HIDDEN + column
-        total += tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    for place in tl.static_range(TOP_K):
+        total += tl.load(source + place * HIDDEN, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * HIDDEN + column, total.to(out.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit
 def gate_up_row_kernel(
     x,
@@ -111,12 +146,16 @@ def gate_up_row_kernel(
     INNER: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out [pairs, INNER] = silu(gate) * up for few rows of x: a program takes WIDTH outputs of a
-    pair. Bound by reading weights, which small programs that do not work ahead do fastest."""
-    pair = tl.program_id(1)
+    pair. Bound by reading weights, which small programs that do not work ahead do fastest; those
+    that read the same lines for several pairs run at the same time."""
+    wait_for_earlier(OVERLAPS)
+    let_next_begin(OVERLAPS)
+    pair = tl.program_id(0)
     expert = tl.load(ids + pair).to(tl.int64)
-    output = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    output = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     is_output = output < INNER
     place = tl.arange(0, BLOCK)
     source = x + (pair // TOP_K).to(tl.int64) * x_stride + place
@@ -136,6 +175,7 @@ def gate_up_row_kernel(
     tl.store(into, result.to(out.dtype.element_ty), mask=is_output)
 
 
+@launched
 @triton.jit
 def down_row_kernel(
     x,
@@ -145,30 +185,39 @@ def down_row_kernel(
     out,
     expert_stride,
     TOP_K: tl.constexpr,
+    PLACES: tl.constexpr,
     INNER: tl.constexpr,
     HIDDEN: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out [rows, HIDDEN]: the weighted sum of a row's down projections, of x [rows, TOP_K, INNER],
-    for few rows: a program takes WIDTH outputs of a row."""
-    row = tl.program_id(1)
-    output = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    is_output = output < HIDDEN
+    for few rows: a program takes WIDTH outputs of a row, of all its experts (PLACES, a power of
+    two, holds TOP_K) at once, so that there is much to read at any time. The first BLOCK of its
+    weights does not wait for x."""
+    let_next_begin(OVERLAPS)
+    row = tl.program_id(0)
+    line = tl.arange(0, PLACES * WIDTH)
+    output = tl.program_id(1) * WIDTH + line % WIDTH
+    turn = line // WIDTH
+    is_turn = turn < TOP_K
+    pair = row * TOP_K + turn
+    expert = tl.load(ids + pair, mask=is_turn, other=0).to(tl.int64)
+    share = tl.load(weights + pair, mask=is_turn, other=0.0)
+    is_line = is_turn & (output < HIDDEN)
     place = tl.arange(0, BLOCK)
-    result = tl.zeros([WIDTH], tl.float32)
-    for turn in range(TOP_K):
-        pair = row * TOP_K + turn
-        expert = tl.load(ids + pair).to(tl.int64)
-        source = x + pair.to(tl.int64) * INNER + place
-        rows = experts + expert * expert_stride + output[:, None] * INNER + place[None, :]
-        total = tl.zeros([WIDTH, BLOCK], tl.float32)
-        for start in tl.range(0, INNER, BLOCK, num_stages=1):
-            inside = start + place < INNER
-            mask = is_output[:, None] & inside[None, :]
-            part = tl.load(rows + start, mask=mask, other=0.0).to(tl.float32)
-            values = tl.load(source + start, mask=inside, other=0.0).to(tl.float32)
-            total += part * values[None, :]
-        result += tl.sum(total, 1) * tl.load(weights + pair)
-    into = out + row.to(tl.int64) * HIDDEN + output
-    tl.store(into, result.to(out.dtype.element_ty), mask=is_output)
+    source = x + pair.to(tl.int64)[:, None] * INNER + place[None, :]
+    lines = experts + expert[:, None] * expert_stride + output[:, None] * INNER + place[None, :]
+    mask = is_line[:, None] & (place < INNER)[None, :]
+    part = tl.load(lines, mask=mask, other=0.0)
+    wait_for_earlier(OVERLAPS)
+    total = part.to(tl.float32) * tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    for start in tl.range(BLOCK, INNER, BLOCK, num_stages=1):
+        mask = is_line[:, None] & (start + place < INNER)[None, :]
+        part = tl.load(lines + start, mask=mask, other=0.0)
+        total += part.to(tl.float32) * tl.load(source + start, mask=mask, other=0.0).to(tl.float32)
+    result = tl.sum(tl.reshape(tl.sum(total, 1) * share, [PLACES, WIDTH]), 0)
+    own = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    into = out + row.to(tl.int64) * HIDDEN + own
+    tl.store(into, result.to(out.dtype.element_ty), mask=own < HIDDEN)

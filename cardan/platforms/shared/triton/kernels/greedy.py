@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from cardan.platforms.shared.triton.launched import launched
+
 
 @triton.jit
 def order_key(values):
@@ -18,6 +20,7 @@ def key_value(key):
     return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
 
 
+@launched
 @triton.jit(do_not_specialize=["num_chunks"])
 def chunk_maxima_kernel(
     logits, found, row_stride, vocab_size, num_chunks, CHUNK: tl.constexpr, PARTS: tl.constexpr
@@ -36,6 +39,7 @@ def chunk_maxima_kernel(
     tl.store(found + (row * num_chunks + chunk) * PARTS + tl.arange(0, PARTS), best)
 
 
+@launched
 @triton.jit(do_not_specialize=["num_maxima"])
 def row_maxima_kernel(
     found, logits, tokens, failed, row_stride, num_maxima, BLOCK: tl.constexpr, JUDGE: tl.constexpr

@@ -3,16 +3,23 @@
 import triton
 import triton.language as tl
 
+from cardan.platforms.shared.triton.kernels.dependent_launch import (
+    let_next_begin,
+    wait_for_constants,
+    wait_for_earlier,
+)
+from cardan.platforms.shared.triton.launched import launched
+
 
 @triton.jit
-def _normed(values, weight, columns, inside, eps, HIDDEN: tl.constexpr):
-    """float32 ``values`` of one row, 0 outside, over their root mean square, times ``weight``."""
+def _normed(values, scale, eps, HIDDEN: tl.constexpr):
+    """float32 ``values`` of one row, 0 outside, over their root mean square, times ``scale``."""
     inverse_rms = tl.rsqrt(tl.sum(values * values, 0) / HIDDEN + eps)
-    scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    return values * inverse_rms * scale
+    return values * inverse_rms * scale.to(tl.float32)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=["is_fixed"])
 def rms_norm_kernel(
     x,
     weight,
@@ -21,20 +28,27 @@ def rms_norm_kernel(
     inner,
     outer_stride,
     inner_stride,
+    is_fixed,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out [rows, HIDDEN] = x / rms(x) * weight; row r of x is at (r // inner, r % inner)."""
+    let_next_begin(OVERLAPS)
+    wait_for_constants(is_fixed, OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
+    scale = tl.load(weight + columns, mask=inside, other=0.0)
+    wait_for_earlier(OVERLAPS)
     source = x + (row // inner) * outer_stride + (row % inner) * inner_stride
     values = tl.load(source + columns, mask=inside, other=0.0).to(tl.float32)
-    normed = _normed(values, weight, columns, inside, eps, HIDDEN)
+    normed = _normed(values, scale, eps, HIDDEN)
     tl.store(out + row * HIDDEN + columns, normed.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=["is_fixed"])
 def add_rms_norm_kernel(
     x,
     residual,
@@ -44,18 +58,24 @@ def add_rms_norm_kernel(
     eps,
     x_stride,
     residual_stride,
+    is_fixed,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """residual_out = x + residual, rounded to its dtype; normed_out = rms_norm of that."""
+    let_next_begin(OVERLAPS)
+    wait_for_constants(is_fixed, OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
+    scale = tl.load(weight + columns, mask=inside, other=0.0)
+    wait_for_earlier(OVERLAPS)
     left = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     right = tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0)
     total = (left + right.to(tl.float32)).to(residual_out.dtype.element_ty)
     tl.store(residual_out + row * HIDDEN + columns, total, mask=inside)
-    normed = _normed(total.to(tl.float32), weight, columns, inside, eps, HIDDEN)
+    normed = _normed(total.to(tl.float32), scale, eps, HIDDEN)
     tl.store(
         normed_out + row * HIDDEN + columns, normed.to(normed_out.dtype.element_ty), mask=inside
     )

@@ -70,6 +70,15 @@ def load_scales(scales, place, inside, KV_STRIDE: tl.constexpr, SCALE_AT: tl.con
 
 
 @triton.jit
+def visible(distance, window, HAS_WINDOW: tl.constexpr):
+    """Which keys a query sees at a distance back from it."""
+    seen = distance >= 0
+    if HAS_WINDOW:
+        seen = seen & (distance < window)
+    return seen
+
+
+@triton.jit
 def scores_of(
     q,
     k,
@@ -82,26 +91,32 @@ def scores_of(
     HAS_CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
 ):
-    """Scores [queries, tile] times log2 e. ``distance`` [queries, tile] from query back to key."""
+    """Scores [queries, tile], and the number >= 0 that makes them powers of two: ``fold``
+    multiplies by it where that costs nothing. ``distance`` [queries, tile] counts from query back
+    to key."""
     if IS_SCALED:
         k = k.to(tl.float32)
-    product = tl.dot(q, k.to(q.dtype), input_precision="ieee")
+    scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
     if IS_SCALED:
-        product = product * key_scales[None, :]
+        scores = scores * key_scales[None, :]
+    factor = scale * LOG2_E
     if HAS_CAP:
-        fall = tl.exp2(product * (-2.0 * LOG2_E * scale / cap))
-        scores = (2.0 / (1.0 + fall) - 1.0) * (cap * LOG2_E)
-    else:
-        scores = product * (scale * LOG2_E)
+        fall = tl.exp2(scores * (-2.0 * LOG2_E * scale / cap))
+        scores = (2.0 / (1.0 + fall) - 1.0) * cap
+        factor = scale * 0.0 + LOG2_E
     if HAS_SLOPES:
-        scores -= (slopes * LOG2_E)[:, None] * distance.to(tl.float32)
-    return scores
+        if not HAS_CAP:
+            scores = scores * scale
+            factor = scale * 0.0 + LOG2_E
+        scores -= slopes[:, None] * distance.to(tl.float32)
+    return scores, factor
 
 
 @triton.jit
 def fold(
     scores,
-    visible,
+    factor,
+    seen,
     v,
     value_scales,
     top,
@@ -111,14 +126,14 @@ def fold(
     IS_SCALED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Running maximum, sum of weights, and weighted values with one more tile of scores; products
-    are of dtype ``kind``."""
+    """Running maximum, sum of weights, and weighted values with one more tile of scores, to be
+    multiplied by ``factor``; products are of dtype ``kind``."""
     if MASKED:
-        scores = tl.where(visible, scores, LOWEST)
-    new_top = tl.maximum(top, tl.max(scores, 1))
-    weights = tl.exp2(scores - new_top[:, None])
+        scores = tl.where(seen, scores, LOWEST)
+    new_top = tl.maximum(top, tl.max(scores, 1) * factor)
+    weights = tl.exp2(scores * factor - new_top[:, None])
     if MASKED:
-        weights = tl.where(visible, weights, 0.0)
+        weights = tl.where(seen, weights, 0.0)
     fade = tl.exp2(top - new_top)
     total = total * fade + tl.sum(weights, 1)
     if IS_SCALED:

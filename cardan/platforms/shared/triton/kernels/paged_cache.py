@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from cardan.platforms.shared.triton.launched import launched
+
 # The largest number of float8_e4m3, and of int8 with scales.
 _LARGEST_FLOAT8 = tl.constexpr(448.0)
 _LARGEST_INT8 = tl.constexpr(127.0)
@@ -80,6 +82,7 @@ def contents_of(
     return place + head.to(tl.int64) * HEAD_STRIDE
 
 
+@launched
 @triton.jit
 def write_kernel(
     k,

@@ -3,6 +3,12 @@
 import triton
 import triton.language as tl
 
+from cardan.platforms.shared.triton.kernels.dependent_launch import (
+    let_next_begin,
+    wait_for_earlier,
+)
+from cardan.platforms.shared.triton.launched import launched
+
 
 @triton.jit
 def tanh(x):
@@ -17,9 +23,12 @@ def tanh(x):
     return tl.where(size < 0.25, x * series, tl.where(x < 0, -far, far))
 
 
+@launched
 @triton.jit
-def silu_and_mul_kernel(x, out, row_stride, hidden, BLOCK: tl.constexpr):
+def silu_and_mul_kernel(x, out, row_stride, hidden, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """out [rows, hidden] = silu(x[:, :hidden]) * x[:, hidden:]."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < hidden
@@ -30,10 +39,15 @@ def silu_and_mul_kernel(x, out, row_stride, hidden, BLOCK: tl.constexpr):
     tl.store(out + row * hidden + columns, values.to(out.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit
-def gelu_tanh_and_mul_kernel(x, out, row_stride, hidden, BLOCK: tl.constexpr):
+def gelu_tanh_and_mul_kernel(
+    x, out, row_stride, hidden, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr
+):
     """out [rows, hidden] = gelu(x[:, :hidden]) * x[:, hidden:]; (1 + tanh(u)) / 2 is the logistic
     function of 2u."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < hidden
@@ -45,6 +59,7 @@ def gelu_tanh_and_mul_kernel(x, out, row_stride, hidden, BLOCK: tl.constexpr):
     tl.store(out + row * hidden + columns, values.to(out.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit
 def soft_cap_kernel(x, out, cap, row_stride, hidden, BLOCK: tl.constexpr):
     """out [rows, hidden] = cap * tanh(x / cap)."""
@@ -56,6 +71,7 @@ def soft_cap_kernel(x, out, cap, row_stride, hidden, BLOCK: tl.constexpr):
     tl.store(out + row * hidden + columns, capped.to(out.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit
 def finite_rows_kernel(x, out, row_stride, hidden, BLOCK: tl.constexpr):
     """out [rows] bool: whether all of a row [hidden] is finite."""

@@ -14,24 +14,10 @@ from cardan.platforms.shared.triton.kernels.online_softmax import (
     scores_of,
     store_result,
     store_zeros,
+    visible,
 )
-
-
-@triton.jit
-def _row_of(tile, query_start_loc, num_rows, TILE_QUERIES: tl.constexpr):
-    """The row that a tile belongs to; num_rows: that of the tokens after all rows. Row r's tiles
-    begin at start // TILE_QUERIES + r, which leaves room for the part of a tile at the end of each
-    row before it."""
-    low = 0
-    high = num_rows + 1
-    while low < high:
-        middle = (low + high) // 2
-        first_tile = tl.load(query_start_loc + middle) // TILE_QUERIES + middle
-        if first_tile <= tile:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
+from cardan.platforms.shared.triton.kernels.rows_of_tiles import row_of
+from cardan.platforms.shared.triton.launched import launched
 
 
 @triton.jit
@@ -47,33 +33,6 @@ def _span(first_position, window, TILE: tl.constexpr, HAS_WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _visible(distance, window, HAS_WINDOW: tl.constexpr):
-    visible = distance >= 0
-    if HAS_WINDOW:
-        visible = visible & (distance < window)
-    return visible
-
-
-@triton.jit
-def _load_step_tile(
-    step_k,
-    step_v,
-    token,
-    inside,
-    kv_head,
-    k_stride,
-    v_stride,
-    K_DIM: tl.constexpr,
-    V_DIM: tl.constexpr,
-):
-    """As ``load_tile``, of the step's own keys and values at ``token`` [tile]."""
-    k_at = token[:, None] * k_stride + kv_head * K_DIM + tl.arange(0, K_DIM)[None, :]
-    v_at = token[:, None] * v_stride + kv_head * V_DIM + tl.arange(0, V_DIM)[None, :]
-    k = tl.load(step_k + k_at, mask=inside[:, None], other=0.0)
-    return k.T, tl.load(step_v + v_at, mask=inside[:, None], other=0.0)
-
-
-@triton.jit
 def _fold_span(
     begin,
     end,
@@ -86,14 +45,6 @@ def _fold_span(
     head_cache,
     head_scales,
     table,
-    step_k,
-    step_v,
-    step_k_tiles,
-    step_v_tiles,
-    row_start,
-    kv_head,
-    step_k_stride,
-    step_v_stride,
     scale,
     cap,
     window,
@@ -112,7 +63,6 @@ def _fold_span(
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SLOPES: tl.constexpr,
-    IS_FRESH: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
     """Folds the keys [begin, end) of a tile's row into its sums: whole tiles of keys that all of
@@ -124,35 +74,24 @@ def _fold_span(
         inside = tl.full([TILE], 1, tl.int1)
         if IS_MASKED:
             inside = keys < end
-        k_by = keys
-        v_by = keys
-        if IS_FRESH and IS_MASKED:
-            k, v = _load_step_tile(
-                step_k, step_v, row_start + keys, inside, kv_head,
-                step_k_stride, step_v_stride, K_DIM, V_DIM,
-            )
-        elif IS_FRESH:
-            at = row_start.to(tl.int32) + start
-            k = step_k_tiles.load([at, kv_head * K_DIM]).T
-            v = step_v_tiles.load([at, kv_head * V_DIM])
-        else:
-            place = places_of(table, keys, inside, BLOCK_SIZE, BLOCK_STRIDE, TOKEN_STRIDE)
-            k, v = load_tile(head_cache, place, inside, KV_STRIDE, K_DIM, V_DIM, K_BLOCK, V_BLOCK)
-            k_by, v_by = load_scales(head_scales, place, inside, KV_STRIDE, SCALE_AT)
+        place = places_of(table, keys, inside, BLOCK_SIZE, BLOCK_STRIDE, TOKEN_STRIDE)
+        k, v = load_tile(head_cache, place, inside, KV_STRIDE, K_DIM, V_DIM, K_BLOCK, V_BLOCK)
+        k_by, v_by = load_scales(head_scales, place, inside, KV_STRIDE, SCALE_AT)
         distance = position[:, None] - keys[None, :]
-        scores = scores_of(
+        scores, factor = scores_of(
             queries, k, k_by, distance, scale, cap, slope, is_scaled, HAS_CAP, HAS_SLOPES
         )
-        visible = distance
+        seen = distance
         if IS_MASKED:
-            visible = _visible(distance, window, HAS_WINDOW)
+            seen = visible(distance, window, HAS_WINDOW)
         top, total, acc = fold(
-            scores, visible, v, v_by, top, total, acc, KIND, is_scaled, IS_MASKED
+            scores, factor, seen, v, v_by, top, total, acc, KIND, is_scaled, IS_MASKED
         )
     # fmt: on
     return top, total, acc
 
 
+@launched
 @triton.jit(do_not_specialize=["window", "num_rows", "num_tokens"])
 def ragged_kernel(
     q,
@@ -164,10 +103,6 @@ def ragged_kernel(
     scales,
     k_scale,
     v_scale,
-    step_k,
-    step_v,
-    step_k_tiles,
-    step_v_tiles,
     query_start_loc,
     seq_lens,
     block_table,
@@ -181,8 +116,6 @@ def ragged_kernel(
     table_stride,
     k_scale_stride,
     v_scale_stride,
-    step_k_stride,
-    step_v_stride,
     BLOCK_STRIDE: tl.constexpr,
     KV_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
@@ -205,22 +138,16 @@ def ragged_kernel(
     HAS_K_SCALE: tl.constexpr,
     HAS_V_SCALE: tl.constexpr,
     HAS_LSE: tl.constexpr,
-    IS_FRESH: tl.constexpr,
 ):
     """Program (tile of queries, key head). Rows with fewer than two query tokens are left alone,
     tokens below num_tokens that belong to no row get zeros.
-
-    IS_FRESH: these rows have no earlier keys, so that keys and values are read where the step made
-    them: step_k and step_v [T, key heads, dim], and descriptors of [T, key heads * dim] for
-    copies of whole tiles, [TILE, dim]. A tile that reaches past the tile's last query is read
-    without them: what lies behind a row is not its own.
 
     A tile is TILE_QUERIES query tokens of one row times PACKED heads (the power of two that holds
     the GROUP query heads of the key head). Tiles run backwards: the longest begin first.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
-    row = _row_of(tile, query_start_loc, num_rows, TILE_QUERIES)
+    row = row_of(tile, query_start_loc, num_rows, TILE_QUERIES)
     row_start = tl.load(query_start_loc + row)
     if row == num_rows:
         spare = row_start + (tile - (row_start // TILE_QUERIES + row)) * TILE_QUERIES
@@ -258,17 +185,14 @@ def ragged_kernel(
     # fmt: off
     top, total, acc = _fold_span(
         begin, seen_by_all, top, total, acc, queries, position, slope, head_cache, head_scales,
-        table, step_k, step_v, step_k_tiles, step_v_tiles, row_start, kv_head, step_k_stride,
-        step_v_stride, scale, cap, window, kind, BLOCK_STRIDE, KV_STRIDE, TOKEN_STRIDE, SCALE_AT,
+        table, scale, cap, window, kind, BLOCK_STRIDE, KV_STRIDE, TOKEN_STRIDE, SCALE_AT,
         BLOCK_SIZE, K_DIM, V_DIM, K_BLOCK, V_BLOCK, TILE, STAGES, HAS_WINDOW, HAS_CAP, HAS_SLOPES,
-        IS_FRESH, False,
+        False,
     )
     top, total, acc = _fold_span(
         seen_by_all, end, top, total, acc, queries, position, slope, head_cache, head_scales,
-        table, step_k, step_v, step_k_tiles, step_v_tiles, row_start, kv_head, step_k_stride,
-        step_v_stride, scale, cap, window, kind, BLOCK_STRIDE, KV_STRIDE, TOKEN_STRIDE, SCALE_AT,
-        BLOCK_SIZE, K_DIM, V_DIM, K_BLOCK, V_BLOCK, TILE, 1, HAS_WINDOW, HAS_CAP, HAS_SLOPES,
-        IS_FRESH, True,
+        table, scale, cap, window, kind, BLOCK_STRIDE, KV_STRIDE, TOKEN_STRIDE, SCALE_AT,
+        BLOCK_SIZE, K_DIM, V_DIM, K_BLOCK, V_BLOCK, TILE, 1, HAS_WINDOW, HAS_CAP, HAS_SLOPES, True,
     )
     # fmt: on
     place = token * tl.num_programs(1) * GROUP + head

@@ -3,6 +3,11 @@
 import triton
 import triton.language as tl
 
+from cardan.platforms.shared.triton.kernels.dependent_launch import (
+    let_next_begin,
+    wait_for_constants,
+    wait_for_earlier,
+)
 from cardan.platforms.shared.triton.kernels.paged_cache import (
     contents_of,
     copy_heads,
@@ -11,6 +16,7 @@ from cardan.platforms.shared.triton.kernels.paged_cache import (
     store_scale,
 )
 from cardan.platforms.shared.triton.kernels.rotation import rotated, store_parts
+from cardan.platforms.shared.triton.launched import launched
 
 
 @triton.jit
@@ -46,7 +52,8 @@ def _store_keys(
         store_numbers(cache, at + 2 * HALF, others, rest, scale, rest_mask, SCALE_AT >= 0)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=["is_fixed"])
 def rotate_and_write_kernel(
     q,
     k,
@@ -67,6 +74,7 @@ def rotate_and_write_kernel(
     k_head_stride,
     v_token_stride,
     v_head_stride,
+    is_fixed,
     BLOCK_STRIDE: tl.constexpr,
     KV_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
@@ -84,6 +92,7 @@ def rotate_and_write_kernel(
     REST_BLOCK: tl.constexpr,
     NORMED: tl.constexpr,
     KEEPS_KEYS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (token, HEADS heads of q, of k or of v, in this order).
 
@@ -91,6 +100,8 @@ def rotate_and_write_kernel(
     KEEPS_KEYS: keys also go to k_out [T, NUM_K, DIM]. Rotation as of ``rotate_kernel``, the cache
     as of ``write_kernel``.
     """
+    let_next_begin(OVERLAPS)
+    wait_for_constants(is_fixed, OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     q_chunks: tl.constexpr = (NUM_Q + HEADS - 1) // HEADS
@@ -98,6 +109,7 @@ def rotate_and_write_kernel(
     table = cos_sin + tl.load(positions + token) * (2 * HALF)
     kind: tl.constexpr = q_out.dtype.element_ty
     slot = tl.load(slot_mapping + token)
+    wait_for_earlier(OVERLAPS)
     # fmt: off
     if chunk < q_chunks:
         head = chunk * HEADS + tl.arange(0, HEADS)

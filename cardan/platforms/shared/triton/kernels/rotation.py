@@ -3,6 +3,13 @@
 import triton
 import triton.language as tl
 
+from cardan.platforms.shared.triton.kernels.dependent_launch import (
+    let_next_begin,
+    wait_for_constants,
+    wait_for_earlier,
+)
+from cardan.platforms.shared.triton.launched import launched
+
 
 @triton.jit
 def rotated(
@@ -79,7 +86,8 @@ def store_parts(
         tl.store(into[:, None] + 2 * HALF + others[None, :], rest, mask=rest_mask)
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=["is_fixed"])
 def rotate_kernel(
     q,
     k,
@@ -94,6 +102,7 @@ def rotate_kernel(
     k_token_stride,
     k_head_stride,
     table_stride,
+    is_fixed,
     NUM_Q: tl.constexpr,
     NUM_K: tl.constexpr,
     DIM: tl.constexpr,
@@ -102,6 +111,7 @@ def rotate_kernel(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
     NORMED: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """out [T, NUM_Q + NUM_K, DIM]: the heads of q, then those of k, each normed over DIM if NORMED
     and rotated in its first 2 * HALF elements.
@@ -109,8 +119,12 @@ def rotate_kernel(
     A program takes HEADS heads of one token, of q or of k. The rest of a head, REST_BLOCK elements
     at most (0: none), is not rotated.
     """
+    let_next_begin(OVERLAPS)
+    wait_for_constants(is_fixed, OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
+    table = cos_sin + tl.load(positions + token).to(tl.int64) * table_stride
+    wait_for_earlier(OVERLAPS)
     q_chunks: tl.constexpr = (NUM_Q + HEADS - 1) // HEADS
     is_query = chunk < q_chunks
     if is_query:
@@ -127,7 +141,6 @@ def rotate_kernel(
         head = (chunk - q_chunks) * HEADS + tl.arange(0, HEADS)
         inside = head < NUM_K
         target = head + NUM_Q
-    table = cos_sin + tl.load(positions + token).to(tl.int64) * table_stride
     heads = source + head * head_stride
     into = out + token * ((NUM_Q + NUM_K) * DIM) + target * DIM
     kind: tl.constexpr = out.dtype.element_ty

@@ -7,6 +7,8 @@ it was packed.
 import triton
 import triton.language as tl
 
+from cardan.platforms.shared.triton.launched import launched
+
 
 @triton.jit
 def pad_tokens(token_fields, slots, stride, tokens, padded, begin, step, BLOCK: tl.constexpr):
@@ -65,6 +67,7 @@ def fill_sample(row_fields, packed, field_stride, columns, ids_length, place, sa
     tl.store(row_fields + 3 * field_stride + place, target)
 
 
+@launched
 @triton.jit(
     do_not_specialize=["rows", "tokens", "samples", "padded_rows", "padded_tokens", "num_blocks"]
 )

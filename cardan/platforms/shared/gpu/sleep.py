@@ -106,6 +106,11 @@ class SleepingStorages:
                 shown.copy_(host[laid.start : laid.start + laid.num_bytes])
             self._laid.pop()
         del host
+        self.close()
+
+    def close(self) -> None:
+        """Give the host's memory back; contents in it are lost. Idempotent."""
+        self._laid.clear()
         if self._pool is not None:
             self._pool.close()
             self._pool = None

@@ -5,7 +5,7 @@ import torch
 from cardan.core.interfaces.device import Event, Stream
 
 
-class CudaEvent(Event):
+class GpuEvent(Event):
     """Recorded on the stream that was current when it was made."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -23,14 +23,14 @@ class CudaEvent(Event):
         stream.wait_event(self._event)
 
 
-class CudaStream(Stream):
+class GpuStream(Stream):
     """Entering it also makes its device the current one; it may be entered again inside."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
         self._entered: list[torch.cuda.StreamContext] = []
 
-    def __enter__(self) -> "CudaStream":
+    def __enter__(self) -> "GpuStream":
         context = torch.cuda.stream(self.stream)
         context.__enter__()
         self._entered.append(context)
@@ -40,10 +40,10 @@ class CudaStream(Stream):
         self._entered.pop().__exit__(None, None, None)
 
     def wait(self, event: Event) -> None:
-        if isinstance(event, CudaEvent):
+        if isinstance(event, GpuEvent):
             event.hold_back(self.stream)
         else:
             event.synchronize()  # of another device: only the host knows both
 
     def record(self) -> Event:
-        return CudaEvent(self.stream)
+        return GpuEvent(self.stream)

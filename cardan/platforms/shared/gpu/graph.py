@@ -1,4 +1,4 @@
-"""Captured work: CUDA graphs that share a memory pool."""
+"""Captured work: graphs of the runtime that share a memory pool."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from cardan.core.interfaces.errors import OutOfMemoryError, UnsupportedError
 from cardan.core.interfaces.graphs import Graph
 
 
-class CudaGraph(Graph):
+class GpuGraph(Graph):
     """One graph. Its results and scratch lie in ``pool``, which lives as long as any of its
     graphs."""
 
@@ -44,7 +44,7 @@ class CudaGraph(Graph):
 
 def capture_graph(
     launch: Callable[[], None], stream: torch.cuda.Stream, shared: Graph | None
-) -> CudaGraph:
+) -> GpuGraph:
     """Record what ``launch`` queues on ``stream``, the current one meanwhile.
 
     An exception of ``launch`` reaches the caller, and the device can be used on.
@@ -53,11 +53,11 @@ def capture_graph(
         OutOfMemoryError: the results and scratch do not fit.
         UnsupportedError: ``launch`` does what cannot be captured, such as waiting for the device.
     """
-    pool = shared.pool if isinstance(shared, CudaGraph) else torch.cuda.graph_pool_handle()
+    pool = shared.pool if isinstance(shared, GpuGraph) else torch.cuda.graph_pool_handle()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         stream.synchronize()
-        if not isinstance(shared, CudaGraph):
+        if not isinstance(shared, GpuGraph):
             # Graphs cannot use what torch keeps of freed tensors.
             torch.cuda.empty_cache()
         before = torch.cuda.mem_get_info()[0]
@@ -74,7 +74,7 @@ def capture_graph(
                 raise
             raise UnsupportedError(f"this work cannot be captured: {_first_line(error)}") from error
         grown = before - torch.cuda.mem_get_info()[0]
-    return CudaGraph(graph, pool, max(0, grown), stream.device)
+    return GpuGraph(graph, pool, max(0, grown), stream.device)
 
 
 def _record(
@@ -96,8 +96,8 @@ def _end(graph: torch.cuda.CUDAGraph, pool: Any, device_index: int) -> None:
     try:
         graph.capture_end()
     except RuntimeError:
-        # Where CUDA declares the capture void torch goes on directing allocations to the pool,
-        # and never gives it up. Where it did end that, it refuses here.
+        # Where the runtime declares the capture void torch goes on directing allocations to the
+        # pool, and never gives it up. Where it did end that, it refuses here.
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(device_index, pool)  # noqa: SLF001
             torch._C._cuda_releasePool(device_index, pool)  # noqa: SLF001
@@ -105,7 +105,7 @@ def _end(graph: torch.cuda.CUDAGraph, pool: Any, device_index: int) -> None:
 
 
 def _is_refusal(error: RuntimeError) -> bool:
-    """Whether CUDA, torch or a launcher of kernels says that it cannot do this in a capture."""
+    """Whether the runtime, torch or a launcher of kernels says that this cannot be captured."""
     return isinstance(error, torch.AcceleratorError) or "captur" in str(error).lower()
 
 

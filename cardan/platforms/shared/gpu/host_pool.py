@@ -13,7 +13,7 @@ from cardan.core.interfaces.memory import HostPool
 _PORTABLE = 1
 
 
-class CudaHostPool(HostPool):
+class GpuHostPool(HostPool):
     """Host memory of its own mapping, page-locked where asked for.
 
     torch's own page-locked memory is rounded up to a power of two and kept when it is freed; pools
@@ -38,6 +38,10 @@ class CudaHostPool(HostPool):
         self._tensor: Tensor | None = torch.frombuffer(mapping, dtype=torch.uint8)
         if pinned and num_bytes:
             self._lock(self._tensor)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._tensor is None
 
     def buffer(self) -> memoryview:
         return self.tensor().numpy().data
@@ -64,11 +68,12 @@ class CudaHostPool(HostPool):
             if code == 0:
                 self._is_locked = True
                 return
-            # CUDA tells of the refusal again after the next launch, whoever that is.
+            # The runtime tells of the refusal again after the next launch, whoever that is.
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device=self._device).add_(1)
         self._tensor = None
-        raise OutOfMemoryError(_refusal(self.num_bytes, f"CUDA error {code} while locking it"))
+        runtime = "CUDA" if torch.version.hip is None else "HIP"
+        raise OutOfMemoryError(_refusal(self.num_bytes, f"{runtime} error {code} while locking it"))
 
 
 def _refusal(num_bytes: int, reason: str) -> str:

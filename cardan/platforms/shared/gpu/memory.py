@@ -8,17 +8,17 @@ from torch import Tensor, UntypedStorage
 
 from cardan.core.interfaces.attention import KVLayout
 from cardan.core.interfaces.device import Event, Stream
-from cardan.core.interfaces.errors import OutOfMemoryError, UnsupportedError
+from cardan.core.interfaces.errors import OutOfMemoryError
 from cardan.core.interfaces.memory import HostPool, KVPool, MemoryInfo, MemoryStats, WakeReport
 from cardan.core.interfaces.torch_device import TorchKVPool, TorchMemoryAllocator
 from cardan.core.types.kv import KVCacheGroup
-from cardan.platforms.cuda.host_pool import CudaHostPool
-from cardan.platforms.cuda.sleep import SleepingStorages, StorageRecord
-from cardan.platforms.cuda.streams import CudaEvent, CudaStream
+from cardan.platforms.shared.gpu.host_pool import GpuHostPool
+from cardan.platforms.shared.gpu.sleep import SleepingStorages, StorageRecord
+from cardan.platforms.shared.gpu.streams import GpuEvent, GpuStream
 
-# Levels of ``sleep``: contents of weights are kept on the host; they are dropped.
-_KEEPS, _DROPS = 1, 2
-_WEIGHTS, _KV = "weights", "kv"
+# The level of ``sleep`` that drops weights.
+_DROPS = 2
+_WEIGHTS = "weights"
 
 
 def memory_info(device: torch.device) -> MemoryInfo:
@@ -28,16 +28,15 @@ def memory_info(device: torch.device) -> MemoryInfo:
     return MemoryInfo(total=total, free=min(total, free + max(0, kept)))
 
 
-class CudaMemoryAllocator(TorchMemoryAllocator):
+class GpuMemoryAllocator(TorchMemoryAllocator):
     """Pools on one GPU. ``main`` is the stream that steps run on."""
 
     def __init__(self, device: torch.device, main: torch.cuda.Stream) -> None:
         super().__init__(device, lambda: memory_info(device))
         self._main = main
-        self._host_pools: list[CudaHostPool] = []
+        self._host_pools: list[GpuHostPool] = []
         self._weights = StorageRecord(device)
-        self._sleeping = SleepingStorages(self._kept_bytes)
-        self._asleep: frozenset[str] = frozenset()
+        self._sleeping: dict[str, SleepingStorages] = {}
         self._lost: frozenset[str] = frozenset()
 
     def kv_pool(self, group: KVCacheGroup, layout: KVLayout, num_blocks: int) -> TorchKVPool:
@@ -72,14 +71,16 @@ class CudaMemoryAllocator(TorchMemoryAllocator):
     ) -> Event | None:
         """On a stream of its own the copy begins after what the current one has queued. ``pairs``
         may be on the host."""
-        if isinstance(stream, CudaStream):
-            stream.wait(CudaEvent(torch.cuda.current_stream(self._device)))
+        if isinstance(stream, GpuStream):
+            stream.wait(GpuEvent(torch.cuda.current_stream(self._device)))
             if pairs.is_cuda:
                 pairs.record_stream(stream.stream)
         return super().copy_blocks(source, target, pairs, stream)
 
     def host_pool(self, num_bytes: int, pinned: bool = True) -> HostPool:
-        pool = CudaHostPool(num_bytes, pinned, self._device)
+        pool = GpuHostPool(num_bytes, pinned, self._device)
+        # Engines that sleep and wake make new ones every time.
+        self._host_pools = [item for item in self._host_pools if not item.is_closed]
         self._host_pools.append(pool)
         return pool
 
@@ -107,56 +108,58 @@ class CudaMemoryAllocator(TorchMemoryAllocator):
             UnsupportedError: another level or tag, or it sleeps already.
             OutOfMemoryError: the host has too little memory to keep the weights; all is as before.
         """
-        wanted = frozenset(tags)
-        if level not in (_KEEPS, _DROPS) or not wanted or wanted - {_WEIGHTS, _KV}:
-            raise UnsupportedError(
-                f"sleep(level={level}, tags={tuple(tags)}): levels are 1, which keeps weights on "
-                f"the host, and 2, which drops them; tags are {_WEIGHTS} and {_KV}"
-            )
-        if self._asleep:
-            raise UnsupportedError(f"{self._device} sleeps already; wake it first")
-        pools = [pool.logical().untyped_storage() for tag, pool in self._pools if tag in wanted]
-        weights = self._weights_beside(pools) if _WEIGHTS in wanted else []
+        wanted = self._check_sleep(level, tags)
         torch.cuda.synchronize(self._device)
-        kept, dropped = (weights, pools) if level == _KEEPS else ([], [*weights, *pools])
-        self._sleeping.lay(kept, dropped)
+        # Weights first: where the host cannot keep them nothing else has changed.
+        for tag in sorted(wanted, reverse=True):
+            storages = self._storages(tag)
+            sleeping = SleepingStorages(self._kept_bytes)
+            if tag == _WEIGHTS and level != _DROPS:
+                sleeping.lay(storages, ())
+            else:
+                sleeping.lay((), storages)
+            self._sleeping[tag] = sleeping
         self._asleep = wanted
         self._lost = (wanted if level == _DROPS else wanted - {_WEIGHTS}) | {"graphs"}
         torch.cuda.empty_cache()
 
-    def wake(self) -> WakeReport:
-        """Undo ``sleep``; what is lost reads as zeros.
+    def wake(self, tags: Sequence[str] | None = None) -> WakeReport:
+        """Undo ``sleep``, weights first; what is lost reads as zeros.
 
         Raises:
-            UnsupportedError: it does not sleep.
+            UnsupportedError: none of ``tags`` sleeps.
             OutOfMemoryError: others took the memory meanwhile; it can be called again.
         """
-        if not self._asleep:
-            raise UnsupportedError(f"{self._device} does not sleep")
+        wanted = self._check_wake(tags)
         try:
             with torch.cuda.stream(self._main):
-                self._sleeping.raise_all()
+                for tag in sorted(wanted, reverse=True):
+                    self._sleeping[tag].raise_all()
         except torch.OutOfMemoryError as error:
-            free = self._memory_info().free
-            raise OutOfMemoryError(
-                f"{self._device} cannot wake: only {free / 2**20:.0f} MiB are free; end what took "
-                "its memory meanwhile and wake it again"
-            ) from error
+            raise OutOfMemoryError(self._cannot_wake()) from error
         self._main.synchronize()
-        self._asleep = frozenset()
-        return WakeReport(self._lost)
+        for tag in wanted:
+            del self._sleeping[tag]
+        self._asleep -= wanted
+        return WakeReport(self._lost & (wanted | {"graphs"}))
 
     def close(self) -> None:
         for pool in self._host_pools:
             pool.close()
         self._host_pools.clear()
-        self._sleeping = SleepingStorages(self._kept_bytes)
-        self._asleep = frozenset()
+        for sleeping in self._sleeping.values():
+            sleeping.close()
+        self._sleeping.clear()
         super().close()
 
-    def _weights_beside(self, pools: Sequence[UntypedStorage]) -> list[UntypedStorage]:
-        known = {storage.data_ptr() for storage in pools}
-        return [item for item in self._weights.storages() if item.data_ptr() not in known]
+    def _storages(self, tag: str) -> list[UntypedStorage]:
+        """What has the tag; weights of pools are the pools'."""
+        pools = [(of, pool.logical().untyped_storage()) for of, pool in self._pools]
+        if tag != _WEIGHTS:
+            return [storage for of, storage in pools if of == tag]
+        known = {storage.data_ptr() for _, storage in pools}
+        own = [item for item in self._weights.storages() if item.data_ptr() not in known]
+        return [*own, *(storage for of, storage in pools if of == tag)]
 
     def _kept_bytes(self, num_bytes: int) -> HostPool:
-        return CudaHostPool(num_bytes, True, self._device)
+        return GpuHostPool(num_bytes, True, self._device)

@@ -1,0 +1,1 @@
+"""What platforms share whose devices torch drives through ``torch.cuda``, whoever makes them."""
