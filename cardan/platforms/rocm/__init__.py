@@ -1,0 +1,1 @@
+"""AMD's GPUs through ROCm: torch's HIP build and Triton."""
