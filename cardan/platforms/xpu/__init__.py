@@ -1,0 +1,1 @@
+"""Intel's GPUs: torch's ``xpu`` device and the shared Triton kernels."""
