@@ -1,0 +1,1 @@
+"""TPUs: whole steps as programs that XLA compiles, through jax."""

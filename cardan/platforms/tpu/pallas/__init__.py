@@ -1,0 +1,1 @@
+"""Kernels in Pallas, for TPUs and, interpreted, for any device of jax."""
