@@ -3,13 +3,14 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from cardan.bootstrap.engine_env import engine_env, engine_env_elsewhere
 from cardan.bootstrap.model_source import (
     ModelSource,
     read_chat_template,
@@ -17,12 +18,11 @@ from cardan.bootstrap.model_source import (
     read_tokenizer,
 )
 from cardan.core.config.engine import EngineConfig
-from cardan.core.discovery import Discovery
+from cardan.core.config.engine_process import EngineProcessConfig
 from cardan.core.engine.async_engine import AsyncEngine
 from cardan.core.engine.client import EngineClient, EngineParts, InProcessClient
 from cardan.core.engine.engine_child import EngineChild
 from cardan.core.engine.supervised_client import RestartPolicy, SupervisedClient
-from cardan.core.platform_selection import installed_platforms, select_platform
 from cardan.core.text import ChatTemplate, Tokenizer
 from cardan.core.text.preprocess import Preprocessor
 
@@ -43,17 +43,15 @@ def open_client(
     config: EngineConfig,
     *,
     in_process: bool,
-    step_timeout: float = 60.0,
-    hang_timeout: float = 300.0,
-    max_restarts: int = 0,
+    process: EngineProcessConfig | None = None,
     prompt_logits: "PromptLogitsObserver | None" = None,
     meanwhile: Callable[[], object] | None = None,
 ) -> OpenedClient:
     """Start an engine and, while it loads, read its tokenizer. Blocks until it is ready.
 
-    In a process of its own it may be replaced ``max_restarts`` times within ten minutes when it
-    dies or finishes no step for ``hang_timeout`` seconds; its health turns after ``step_timeout``.
-    In this process ``prompt_logits`` is shown, on the engine's thread, the logits of prompts whose
+    In a process of its own, which ``process`` describes, it is replaced when it dies or hangs; of a
+    process that is this one ``process`` says when its health turns. In this process
+    ``prompt_logits`` is shown, on the engine's thread, the logits of prompts whose
     log-probabilities are wanted. ``meanwhile`` is called on a thread while the engine loads.
 
     Raises:
@@ -64,17 +62,19 @@ def open_client(
     config.check()
     source = read_model(config.model)
     launched = threading.Event()
+    settings = process or EngineProcessConfig()
 
     def spawn() -> EngineChild:
         try:
-            return _spawn(config)
+            return _spawn(config, settings.python)
         finally:
             launched.set()
 
     def start() -> EngineClient:
         if in_process:
-            return InProcessClient(lambda: _build(config, prompt_logits), step_timeout)
-        return SupervisedClient(spawn, step_timeout, RestartPolicy(max_restarts, hang_timeout))
+            return InProcessClient(lambda: _build(config, prompt_logits), settings.step_timeout)
+        policy = RestartPolicy(settings.max_restarts, settings.hang_timeout)
+        return SupervisedClient(spawn, settings.step_timeout, policy)
 
     with ThreadPoolExecutor(1) as pool:
         text = pool.submit(_read_text, config, source, launched, meanwhile)
@@ -113,9 +113,7 @@ async def open_async_engine(
     config: EngineConfig,
     *,
     in_process: bool,
-    step_timeout: float = 60.0,
-    hang_timeout: float = 300.0,
-    max_restarts: int = 0,
+    process: EngineProcessConfig | None = None,
     meanwhile: Callable[[], object] | None = None,
 ) -> AsyncEngine:
     """Start an engine for the running event loop; see ``open_client``."""
@@ -123,9 +121,7 @@ async def open_async_engine(
         open_client,
         config,
         in_process=in_process,
-        step_timeout=step_timeout,
-        hang_timeout=hang_timeout,
-        max_restarts=max_restarts,
+        process=process,
         meanwhile=meanwhile,
     )
     return AsyncEngine(opened.client, opened.tokenizer, opened.preprocessor)
@@ -138,15 +134,10 @@ def _build(config: EngineConfig, prompt_logits: "PromptLogitsObserver | None") -
     return build_engine(config, prompt_logits)
 
 
-def _spawn(config: EngineConfig) -> EngineChild:
+def _spawn(config: EngineConfig, python: str | None) -> EngineChild:
+    platform = config.device.platform
     return EngineChild(
-        [sys.executable, "-m", "cardan.bootstrap.engine_main"],
+        [python or sys.executable, "-m", "cardan.bootstrap.engine_main"],
         msgspec.msgpack.encode(config),
-        _child_env(config),
+        engine_env(platform) if python is None else engine_env_elsewhere(python, platform),
     )
-
-
-def _child_env(config: EngineConfig) -> Mapping[str, str]:
-    """Environment that the platform wants for the engine's process."""
-    selection = select_platform(config.device.platform, installed_platforms(Discovery()))
-    return selection.platform.child_env("engine", selection.devices)

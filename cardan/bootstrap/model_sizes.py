@@ -20,7 +20,29 @@ _MOST = {
     "num_local_experts": 1 << 14,
     "moe_intermediate_size": 1 << 24,
 }
+# Names under which older architectures state what planning reads (Hugging Face's attribute maps of
+# GPT-2, GPT-J, BLOOM, MPT, Falcon and their like).
+_OTHER_NAMES = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len", "seq_length"),
+}
 _REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers")
+
+
+def with_common_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` with the common name added for each size that it states under another alone.
+
+    So a plugin's architecture is asked, which reads the names that are its own.
+    """
+    found = dict(config)
+    for name, others in _OTHER_NAMES.items():
+        if found.get(name) is None:
+            stated = (config[other] for other in others if config.get(other) is not None)
+            value = next(stated, None)
+            if value is not None:
+                found[name] = value
+    return found
 
 
 def check_sizes(config: Mapping[str, Any]) -> None:

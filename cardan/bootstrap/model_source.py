@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cardan.bootstrap.model_sizes import check_sizes
+from cardan.bootstrap.model_sizes import check_sizes, with_common_names
 from cardan.core.config.model import ModelConfig
+from cardan.core.discovery import GGUF, Discovery
+from cardan.core.interfaces.gguf import GGUFArchitecture
 from cardan.core.text import Tokenizer, load_tokenizer, tokenizer_from_gguf
 from cardan.core.text.errors import TextError
 from cardan.core.types.errors import ConfigError, shown
@@ -94,15 +96,28 @@ def read_model(config: ModelConfig) -> ModelSource:
     files = resolve_model(config.model, config.revision)
     if files.gguf is not None:
         with GGUFFile(files.gguf) as file:
-            values = hf_config_from_gguf(file)
+            values = hf_config_from_gguf(file, gguf_plugin)
     else:
         values = load_hf_config(files.path)
-    values = {**values, **config.hf_overrides}
+    values = with_common_names({**values, **config.hf_overrides})
     try:
         check_sizes(values)
     except ConfigError as error:
         raise ConfigError(f"{files.name}: {error}") from error
     return ModelSource(files, values)
+
+
+def gguf_plugin(architecture: str) -> type[GGUFArchitecture] | None:
+    """The installed plugin that reads GGUF files of ``architecture``.
+
+    Raises:
+        PluginError: it cannot be loaded.
+    """
+    discovery = Discovery()
+    if architecture not in discovery.names(GGUF):
+        return None
+    found: type[GGUFArchitecture] = discovery.load(GGUF, architecture)
+    return found
 
 
 def read_tokenizer(config: ModelConfig, source: ModelSource) -> Tokenizer:

@@ -38,7 +38,7 @@ def choose_scheme(
             f"model.quantization {name} keeps the blocks of a GGUF file, and {source.files.name} "
             f"is loaded from none; choose one of {others}, or give a .gguf file"
         )
-    scheme: QuantScheme = discovery.load(QUANTIZATION, name)()
+    scheme: QuantScheme = discovery.load(QUANTIZATION, name).for_checkpoint(source.config)
     return scheme
 
 

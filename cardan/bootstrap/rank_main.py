@@ -66,7 +66,7 @@ class _Rank:
             platform, order.device, order.config, discovery, plugins, source, device
         )
         summary = builder.summary()
-        executor = builder.kernel_executor(summary, communicator=communicator)
+        executor = builder.kernel_executor(summary, builder.kernels(), communicator=communicator)
         return RankParts(executor, lambda: executor.load(summary, builder.open_weights))
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""The ranks of an engine: their devices, their processes, and how they come together."""
+"""The ranks of an engine: their devices, their processes, and how they come together. Imports no
+torch."""
 
 import shutil
 import sys
@@ -6,13 +7,16 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from cardan.bootstrap.executor_builder import ExecutorBuilder
 from cardan.core.interfaces.capabilities import DeviceInfo
 from cardan.core.interfaces.communication import Communicator, GroupSpec
 from cardan.core.interfaces.errors import ConfigError
 from cardan.core.runner.rank_messages import RankOrder
 from cardan.core.runner.rank_processes import RankProcesses
+
+if TYPE_CHECKING:
+    from cardan.bootstrap.executor_builder import ExecutorBuilder
 
 _COMMAND = (sys.executable, "-m", "cardan.bootstrap.rank_main")
 
@@ -45,7 +49,7 @@ def rank_devices(
 
 
 def start_ranks(
-    builder: ExecutorBuilder, devices: Sequence[DeviceInfo]
+    builder: "ExecutorBuilder", devices: Sequence[DeviceInfo]
 ) -> tuple[RankProcesses, Communicator]:
     """Start the ranks above 0 and meet them; rank 0 is the device of ``builder``.
 

@@ -19,7 +19,7 @@ def conformance(
     ],
     level: Annotated[
         list[str] | None,
-        typer.Option("--level", metavar="L0,L3", help="Levels to run (default: all, L0 to L5)."),
+        typer.Option("--level", metavar="L0,L3", help="Levels to run, or all (default: L0 to L5)."),
     ] = None,
     json_file: Annotated[
         str | None,
@@ -28,6 +28,10 @@ def conformance(
     markdown_file: Annotated[
         str | None,
         typer.Option("--markdown", metavar="FILE", help="Write the results as Markdown."),
+    ] = None,
+    badge_file: Annotated[
+        str | None,
+        typer.Option("--badge", metavar="FILE", help="Write a badge: FILE.svg, or FILE.json."),
     ] = None,
     seed: Annotated[
         int | None,
@@ -49,6 +53,7 @@ def conformance(
         levels=join_levels(level or ()),
         json_file=json_file,
         markdown_file=markdown_file,
+        badge_file=badge_file,
         seed=seed,
         expression=expression,
         is_verbose=verbose,

@@ -167,6 +167,7 @@ def kernel_rows(
         providers,
         device=device.torch_device,
         features=capabilities.instruction_sets,
+        float64=capabilities.float64,
     )
     return tuple(
         KernelRow(

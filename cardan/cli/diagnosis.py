@@ -12,7 +12,7 @@ from cardan.cli.version import cardan_version
 from cardan.core.config.plugins import PluginConfig
 from cardan.core.discovery import Discovery
 from cardan.core.interfaces.errors import CardanError
-from cardan.core.interfaces.version import CONTRACT_VERSION
+from cardan.core.interfaces.version import contract_name
 from cardan.core.platform_selection import (
     PlatformReport,
     Selection,
@@ -76,10 +76,17 @@ def diagnose(wanted: str | None, plugins: PluginConfig) -> Diagnosis:
     manager, plugin_problem = _load_plugins(plugins, discovery)
     devices = []
     if selection is not None:
-        ops, providers = (manager.ops(), manager.kernels()) if manager is not None else ((), ())
+        name = selection.platform.name
+        ops = manager.ops() if manager is not None else ()
         wishes = manager.constraints if manager is not None else lambda config: ()
         devices = [
-            diagnose_device(selection.platform, device, ops, providers, wishes)
+            diagnose_device(
+                selection.platform,
+                device,
+                ops,
+                manager.kernels(name, device) if manager is not None else (),
+                wishes,
+            )
             for device in selection.devices
         ]
     return Diagnosis(
@@ -100,7 +107,7 @@ def collect_versions() -> dict[str, str]:
     """Versions of cardan, its contract, Python, and packages that matter; none is imported."""
     versions = {
         "cardan": cardan_version(),
-        "contract": ".".join(map(str, CONTRACT_VERSION)),
+        "contract": contract_name(),
         "python": host_platform.python_version(),
     }
     for package in PACKAGES:

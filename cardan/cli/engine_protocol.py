@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from cardan.core.config.engine import EngineConfig
+from cardan.core.config.engine_process import EngineProcessConfig
 from cardan.core.engine.serving import ServingEngine
 from cardan.core.types.sampling_params import SamplingParams
 
@@ -25,8 +26,6 @@ class OpenEngine(Protocol):
         config: EngineConfig,
         *,
         in_process: bool,
-        step_timeout: float = ...,
-        hang_timeout: float = ...,
-        max_restarts: int = ...,
+        process: EngineProcessConfig = ...,
         meanwhile: Callable[[], object] | None = ...,
     ) -> Awaitable[Engine]: ...

@@ -19,10 +19,12 @@ from cardan.cli.console import (
     print_error,
     usage_message,
 )
+from cardan.cli.diff import diff
 from cardan.cli.doctor import doctor
 from cardan.cli.eval import evaluation
 from cardan.cli.expansion import with_options
 from cardan.cli.options import EngineOptions
+from cardan.cli.plan import plan
 from cardan.cli.platforms import platforms
 from cardan.cli.run import run
 from cardan.cli.serve import serve
@@ -47,7 +49,9 @@ app = typer.Typer(
 app.command(name="run")(with_options(EngineOptions)(run))
 app.command(name="serve")(with_options(ServerOptions)(serve))
 app.command(name="platforms")(platforms)
-app.command(name="doctor")(doctor)
+app.command(name="doctor")(with_options(EngineOptions)(doctor))
+app.command(name="plan")(with_options(EngineOptions)(plan))
+app.command(name="diff")(with_options(EngineOptions)(diff))
 app.add_typer(bench)
 app.add_typer(evaluation)
 app.command(name="conformance")(conformance)

@@ -23,8 +23,11 @@ def serve(options: ServerOptions) -> int:
     level = options.log_level or ("debug" if is_debugging() else "info")
     configure_logging(level, options.log_format)
     config, edge = engine_config(options), server_config(options)
+    from cardan.core.discovery import Discovery
     from cardan.server.sockets import reserve_socket
+    from cardan.server.tool_format import load_tool_format
 
+    load_tool_format(edge.tool_call_parser, Discovery())  # a wrong name fails now, not later
     # An address that cannot be had is known before the model is loaded.
     with contextlib.closing(reserve_socket(edge)) as sock:
         asyncio.run(_serve(config, edge, sock))
@@ -35,9 +38,7 @@ async def _serve(config: EngineConfig, edge: ServerConfig, sock: "socket.socket"
     engine = await import_bootstrap()(
         config,
         in_process=False,
-        step_timeout=edge.step_timeout,
-        hang_timeout=edge.hang_timeout,
-        max_restarts=edge.max_engine_restarts,
+        process=edge.engine_process,
         meanwhile=partial(importlib.import_module, "cardan.server.run"),
     )
     from cardan.server.run import serve as serve_http

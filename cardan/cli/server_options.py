@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from cardan.cli.options import EngineOptions, make_section, option
+from cardan.core.config.engine_process import EngineProcessConfig
 from cardan.core.config.server import ServerConfig
 
 
@@ -69,11 +70,37 @@ class ServerOptions(EngineOptions):
             help="How often in ten minutes a dead or stuck engine is replaced. Default: 3.",
         ),
     ] = None
+    engine_python: Annotated[
+        str | None,
+        option(
+            "--engine-python",
+            metavar="PATH",
+            help="Interpreter of another virtual environment, with the platform, that the engine "
+            "runs on. Default: this one.",
+        ),
+    ] = None
+    tool_call_parser: Annotated[
+        str | None,
+        option(
+            "--tool-call-parser",
+            metavar="NAME",
+            help="Form in which the model writes tool calls: hermes, llama3_json, one of a plugin, "
+            "or none. Default: what its chat template tells.",
+        ),
+    ] = None
     enable_log_requests: Annotated[
         bool | None,
         option(
             "--enable-log-requests/--no-enable-log-requests",
             help="Log each request's id, sizes and settings, never its text.",
+        ),
+    ] = None
+    enable_sleep_mode: Annotated[
+        bool | None,
+        option(
+            "--enable-sleep-mode",
+            help="Serve /sleep, /wake_up and /is_sleeping, which give the device's memory back "
+            "and take it again.",
         ),
     ] = None
     enable_page: Annotated[
@@ -99,10 +126,16 @@ def server_config(options: ServerOptions) -> ServerConfig:
         served_model_names=tuple(options.served_model_name or ()),
         allowed_origins=tuple(options.allowed_origins or ()),
         shutdown_timeout=options.shutdown_timeout,
-        step_timeout=options.step_timeout,
-        hang_timeout=options.hang_timeout,
-        max_engine_restarts=options.max_engine_restarts,
+        engine_process=make_section(
+            EngineProcessConfig,
+            step_timeout=options.step_timeout,
+            hang_timeout=options.hang_timeout,
+            max_restarts=options.max_engine_restarts,
+            python=options.engine_python,
+        ),
         enable_log_requests=options.enable_log_requests,
+        tool_call_parser=options.tool_call_parser,
         root_path=options.root_path,
+        enable_sleep_mode=options.enable_sleep_mode,
         enable_page=options.enable_page,
     )
