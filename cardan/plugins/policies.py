@@ -9,7 +9,7 @@ class FirstComePolicy(SchedulingPolicy):
     """Requests run in the order in which they came; priorities are not looked at."""
 
     name: ClassVar[str] = "fcfs"
-    contract: ClassVar[tuple[int, int]] = (0, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
 
     def sort_key(self, request: RequestView) -> tuple[float, ...]:
         return (request.arrival,)
@@ -19,7 +19,7 @@ class PriorityPolicy(SchedulingPolicy):
     """The lower ``priority`` goes first; requests of equal priority run as they came."""
 
     name: ClassVar[str] = "priority"
-    contract: ClassVar[tuple[int, int]] = (0, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
 
     def sort_key(self, request: RequestView) -> tuple[float, ...]:
         return (request.priority, request.arrival)

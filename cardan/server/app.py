@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cardan.core.config.server import ServerConfig
+from cardan.core.discovery import Discovery
 from cardan.core.engine.serving import ServingEngine
 from cardan.core.types.errors import CardanError
 from cardan.server.context import VERSION, ServerContext
@@ -24,24 +26,34 @@ from cardan.server.routes.health import health_router
 from cardan.server.routes.live import live_router
 from cardan.server.routes.models import models_router
 from cardan.server.routes.page import page_router
+from cardan.server.routes.sleep import sleep_router
 from cardan.server.routes.tokens import tokens_router
 from cardan.server.routes.traces import traces_router
+from cardan.server.tool_format import ToolFormat, find_tool_format
 from cardan.server.tracker import RequestTracker
 
 
 def create_app(engine: ServingEngine, config: ServerConfig, metrics: ServerMetrics) -> FastAPI:
     """The application in front of ``engine``; its `RequestTracker` is ``app.state.tracker``."""
     tracker = RequestTracker()
-    context = ServerContext(engine=engine, config=config, metrics=metrics, tracker=tracker)
+    context = ServerContext(
+        engine=engine,
+        config=config,
+        metrics=metrics,
+        tracker=tracker,
+        tool_format=_tool_format(engine, config),
+    )
     # A redirect would lead to wherever the client's Host header says.
     app = FastAPI(title="cardan", version=VERSION, redoc_url=None, redirect_slashes=False)
     app.state.tracker = tracker
     routers = [completions_router, models_router, tokens_router, health_router]
     if config.enable_page:
         routers += [page_router, live_router, traces_router]
+    if config.enable_sleep_mode:
+        routers.append(sleep_router)
     for make_router in routers:
         app.include_router(make_router(context))
-    for kind in (ApiError, CardanError, ValidationError):
+    for kind in (ApiError, CardanError, ValidationError, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
 
@@ -52,6 +64,12 @@ def create_app(engine: ServingEngine, config: ServerConfig, metrics: ServerMetri
     app.openapi = openapi  # type: ignore[method-assign]
     _add_middleware(app, config, metrics, tracker)
     return app
+
+
+def _tool_format(engine: ServingEngine, config: ServerConfig) -> ToolFormat | None:
+    templates = engine.tokenizer.chat_templates
+    template = templates.get("tool_use", engine.tokenizer.chat_template)
+    return find_tool_format(config.tool_call_parser, template, Discovery())
 
 
 def _add_middleware(

@@ -8,6 +8,7 @@ from cardan.core.types.outputs import CompletionOutput, RequestOutput
 from cardan.server.answer import Chunk
 from cardan.server.logprobs import TokenNames, chat_content, prompt_tables
 from cardan.server.protocol.chat import ChatCompletionRequest
+from cardan.server.tool_calls import ToolCallReader, ToolUse, add_calls
 
 _ONCE = ("prompt_token_ids", "prompt_text", "prompt_logprobs")
 
@@ -19,7 +20,12 @@ class ChatWriter:
     answer_object = "chat.completion"
 
     def __init__(
-        self, request: ChatCompletionRequest, role: str, echo: str, tokenizer: Tokenizer
+        self,
+        request: ChatCompletionRequest,
+        role: str,
+        echo: str,
+        tokenizer: Tokenizer,
+        tools: ToolUse | None = None,
     ) -> None:
         """``echo``: text that each answer begins with, before anything generated."""
         self._request = request
@@ -28,6 +34,9 @@ class ChatWriter:
         self._tokenizer = tokenizer
         self._names = TokenNames(tokenizer, as_ids=request.return_tokens_as_token_ids)
         self._has_started = False
+        self._readers = (
+            {} if tools is None else {i: ToolCallReader(tools) for i in range(request.n)}
+        )
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[Chunk]:
         chunks = []
@@ -50,6 +59,10 @@ class ChatWriter:
                 if index not in choices:
                     choices[index] = _empty_choice(index, choice["delta"]["role"])
                 _add(choices[index], choice)
+        for whole in choices.values():
+            if "tool_calls" in whole["message"]:
+                # The field's clients tell calls alone by this.
+                whole["message"]["content"] = whole["message"]["content"] or None
         return {
             "choices": [choices[index] for index in sorted(choices)],
             "service_tier": None,
@@ -85,7 +98,12 @@ class ChatWriter:
 
     def _choice(self, piece: CompletionOutput) -> dict[str, Any] | None:
         request = self._request
-        choice = _chunk_choice(piece.index, {"content": piece.text} if piece.text else {})
+        reader = self._readers.get(piece.index)
+        if reader is None:
+            delta = {"content": piece.text} if piece.text else {}
+        else:
+            delta = reader.read(piece.text, piece.finished())
+        choice = _chunk_choice(piece.index, delta)
         if request.logprobs and piece.token_ids:
             content = chat_content(
                 piece.token_ids, piece.logprobs or [], request.top_logprobs, self._names
@@ -94,9 +112,10 @@ class ChatWriter:
         if request.return_token_ids and piece.token_ids:
             choice["token_ids"] = list(piece.token_ids)
         if piece.finished():
-            choice["finish_reason"] = piece.finish_reason
+            called = reader is not None and reader.has_called and piece.finish_reason == "stop"
+            choice["finish_reason"] = "tool_calls" if called else piece.finish_reason
             choice["stop_reason"] = piece.stop_reason
-        elif not piece.text and choice["logprobs"] is None and "token_ids" not in choice:
+        elif not delta and choice["logprobs"] is None and "token_ids" not in choice:
             return None
         return choice
 
@@ -126,7 +145,10 @@ def _empty_choice(index: int, role: str) -> dict[str, Any]:
 
 def _add(total: dict[str, Any], choice: dict[str, Any]) -> None:
     """Append a chunk's part to what came before."""
-    total["message"]["content"] += choice["delta"].get("content", "")
+    message = total["message"]
+    message["content"] += choice["delta"].get("content", "")
+    if "tool_calls" in choice["delta"]:
+        add_calls(message, choice["delta"]["tool_calls"])
     logprobs = choice["logprobs"]
     if logprobs is not None and total["logprobs"] is None:
         total["logprobs"] = {"content": []}

@@ -11,6 +11,7 @@ from cardan.core.types.engine_info import EngineInfo
 from cardan.core.types.errors import NotFoundError
 from cardan.server.errors import clip
 from cardan.server.metrics import ServerMetrics
+from cardan.server.tool_format import ToolFormat
 from cardan.server.tracker import RequestTracker
 
 VERSION = version("cardan")
@@ -24,6 +25,7 @@ class ServerContext:
     config: ServerConfig
     metrics: ServerMetrics
     tracker: RequestTracker
+    tool_format: ToolFormat | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from cardan.core.interfaces.errors import UnsupportedError
 from cardan.core.types.errors import (
+    EngineAsleepError,
     EngineDeadError,
     InputError,
     NotFoundError,
@@ -34,6 +37,7 @@ _TYPES = {
     408: "RequestTimeoutError",
     413: "RequestTooLargeError",
     415: "UnsupportedMediaTypeError",
+    501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
 
@@ -93,8 +97,13 @@ def to_api_error(error: Exception, request_id: str | None = None) -> ApiError:
     if isinstance(error, InputError):
         return ApiError(400, str(error), error.field)
     if isinstance(error, ValidationError):
-        return _schema_error(error)
-    if isinstance(error, QueueFullError | EngineDeadError):
+        return _schema_error(error.errors(include_url=False, include_context=False))
+    if isinstance(error, RequestValidationError):
+        # The first part of a place says that it is in the query.
+        return _schema_error([{**item, "loc": item["loc"][1:]} for item in error.errors()])
+    if isinstance(error, UnsupportedError):
+        return ApiError(501, str(error))
+    if isinstance(error, QueueFullError | EngineDeadError | EngineAsleepError):
         return unavailable(str(error))
     if isinstance(error, RequestFailedError):
         return ApiError(500, str(error))
@@ -111,9 +120,8 @@ def clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _schema_error(error: ValidationError) -> ApiError:
+def _schema_error(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     """At most `MAX_PROBLEMS` problems as ``field: what is wrong (got value)``."""
-    problems = error.errors(include_url=False, include_context=False)
     shown = [_problem(item["loc"], item["msg"], item["input"]) for item in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
         shown.append(f"and {len(problems) - MAX_PROBLEMS} more")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cardan.core.engine.serving import ServingEngine
 from cardan.core.types.errors import (
+    EngineAsleepError,
     EngineDeadError,
     InputError,
     QueueFullError,
@@ -139,6 +140,8 @@ async def _run_prompt(
     except QueueFullError:
         metrics.rejections.add()
         raise
+    except EngineAsleepError:
+        raise  # it was never admitted
     except (RequestFailedError, EngineDeadError):
         recorder.finish("error")
         raise

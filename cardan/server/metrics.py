@@ -1,6 +1,6 @@
 """What ``/metrics`` shows: the engine's gauges and totals, and what the server sees of requests."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from cardan.core.engine.serving import ServingEngine
 from cardan.core.types.outputs import EngineStats, RequestMetrics
-from cardan.server.metric_types import Counter, Family, Histogram, gauges
+from cardan.server.metric_types import PREFIXES, Counter, Family, Histogram, gauges
 
 _SHORT_SECONDS = (
     0.001, 0.0025, 0.005, 0.0075, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5,
@@ -22,6 +22,8 @@ _LONG_SECONDS = (
 _TOKENS = tuple(base * 10**power for power in range(7) for base in (1, 2, 5))
 _STEP_TOKENS = tuple(2**power for power in range(15))
 _FEW = (1, 2, 5, 10, 20)
+# By level.
+_SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
 class ServerMetrics(Collector):
@@ -137,16 +139,43 @@ class ServerMetrics(Collector):
         yield from gauges(
             "kv_cache_usage_perc", "KV blocks in use, 0 to 1.", stats.kv_usage, labels
         )
+        yield from self._sleep_state()
         health = self._engine.health()
         yield from gauges(
             "last_step_age_seconds", "Since the last step.", health.last_step_age, labels
         )
+        yield from self._plugin_gauges(health.plugin_gauges)
         self._restarts.raise_to(health.num_restarts)
         yield from self._info()
         for metric in vars(self).values():
             if isinstance(metric, Counter | Histogram):
                 yield from metric.collect(labels)
         yield self._http_requests()
+
+    def _sleep_state(self) -> Iterator[GaugeMetricFamily]:
+        level = self._engine.sleep_level
+        for prefix in PREFIXES:
+            family = GaugeMetricFamily(
+                prefix + "engine_sleep_state",
+                "1 for the state that holds.",
+                labels=[*self._labels, "sleep_state"],
+            )
+            for at, state in enumerate(_SLEEP_STATES):
+                family.add_metric([*self._labels.values(), state], int(level == at))
+            yield family
+
+    def _plugin_gauges(
+        self, gauges: Mapping[str, Mapping[str, float]]
+    ) -> Iterator[GaugeMetricFamily]:
+        """Whatever plugins measure; equal names of two plugins differ by their label."""
+        for name in sorted({name for own in gauges.values() for name in own}):
+            family = GaugeMetricFamily(
+                f"cardan:plugin_{name}", "A plugin's gauge.", labels=[*self._labels, "plugin"]
+            )
+            for plugin, own in gauges.items():
+                if name in own:
+                    family.add_metric([*self._labels.values(), plugin], own[name])
+            yield family
 
     def _info(self) -> Iterator[GaugeMetricFamily]:
         info = self._engine.info

@@ -12,6 +12,7 @@ from cardan.server.protocol.chat import ChatCompletionRequest
 from cardan.server.protocol.completions import CompletionRequest
 from cardan.server.protocol.fields import MAX_INT, TOKEN_ID, Body
 from cardan.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from cardan.server.protocol.unsupported import unsupported_properties
 
 Schema = dict[str, Any]
 
@@ -66,6 +67,8 @@ def openapi_document(app: FastAPI, info: EngineInfo, model_names: Sequence[str])
             _name_constraints(schema)
             _name_limits(schema, info, model_names)
             _allow_nulls(schema)
+    for model in _BODIES.values():
+        _name_unsupported(bodies[model.__name__])
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)  # FastAPI's own form of an error, which is not ours
     schemas.update(bodies, Error=_ERROR)
@@ -114,6 +117,13 @@ def _allow_nulls(schema: Schema) -> None:
     for name, item in schema["properties"].items():
         if name not in required:
             schema["properties"][name] = {"anyOf": [item, {"type": "null"}]}
+
+
+def _name_unsupported(schema: Schema) -> None:
+    """Names that a body may hold, but that may ask for nothing."""
+    for name, item in unsupported_properties().items():
+        schema["properties"].setdefault(name, item)
+    schema["patternProperties"] = {"^guided_": {"type": "null"}}
 
 
 def _walk(value: Any) -> Iterator[Schema]:

@@ -1,5 +1,6 @@
 """From a request's fields to `SamplingParams`, with the model's own defaults underneath."""
 
+from dataclasses import replace
 from typing import Any
 
 from cardan.core.types.engine_info import EngineInfo
@@ -19,8 +20,10 @@ _SAME_NAME = (
 )  # fmt: skip
 
 
-def chat_params(request: ChatCompletionRequest, info: EngineInfo) -> SamplingParams:
-    """Settings of a chat completion.
+def chat_params(
+    request: ChatCompletionRequest, info: EngineInfo, reads_calls: bool = False
+) -> SamplingParams:
+    """Settings of a chat completion. ``reads_calls``: a tool parser is to see special tokens.
 
     Raises:
         InputError: fields contradict each other or exceed this server's limits.
@@ -34,13 +37,14 @@ def chat_params(request: ChatCompletionRequest, info: EngineInfo) -> SamplingPar
         )
     check_logprobs("top_logprobs", request.top_logprobs, info)
     max_tokens = request.max_completion_tokens or request.max_tokens
-    return _params(
+    params = _params(
         request,
         info,
         max_tokens=max_tokens,
         logprobs=request.top_logprobs if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
     )
+    return replace(params, skip_special_tokens=False) if reads_calls else params
 
 
 def completion_params(request: CompletionRequest, info: EngineInfo) -> SamplingParams:
@@ -100,11 +104,18 @@ def _params(
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        extra_args=_read_extra_args(request),
         logit_bias=_read_bias(request.logit_bias),
         truncate_prompt_tokens=request.truncate_prompt_tokens if left else None,
         stream_interval=request.stream_interval if request.stream else _WHOLE_ANSWER,
         output_kind=OutputKind.DELTA,
     )
+
+
+def _read_extra_args(request: GenerationRequest) -> dict[str, Any]:
+    if request.extra_args and request.vllm_xargs:
+        raise InputError("give either extra_args or vllm_xargs", "vllm_xargs")
+    return request.extra_args or request.vllm_xargs or {}
 
 
 def _check_stream(request: GenerationRequest) -> None:

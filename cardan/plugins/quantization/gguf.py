@@ -27,7 +27,7 @@ class GGUFScheme(QuantScheme):
     """
 
     name: ClassVar[str] = "gguf"
-    contract: ClassVar[tuple[int, int]] = (0, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
 
     def __init__(self) -> None:
         # Matrices by their format; decoded ones by the model's dtype.

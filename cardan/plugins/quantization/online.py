@@ -39,7 +39,7 @@ class OnlineScheme(QuantScheme):
     """Quantises all linear layers whose width fits. Embeddings stay as they are in the checkpoint:
     in full precision, or in the blocks of a GGUF file."""
 
-    contract: ClassVar[tuple[int, int]] = (0, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     # in_features of a layer must be a multiple of it.
     multiple: ClassVar[int] = BLOCK
 

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field
 from cardan.server.protocol.fields import Int
 from cardan.server.protocol.generation import GenerationRequest
 from cardan.server.protocol.message_schema import MESSAGE_SCHEMA
+from cardan.server.protocol.tools import ToolChoice, Tools
 
 # Variables of a chat template that a request sets through fields of their own.
 _RESERVED = (
@@ -46,5 +47,8 @@ class ChatCompletionRequest(GenerationRequest):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     documents: Documents | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
     return_prompt_text: bool = False

@@ -12,6 +12,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 _SALT = re.compile(r"[^@/\\\0]{1,128}")
 _HEADER_UNSAFE = re.compile(r"[^A-Za-z0-9_.\-]")
 MAX_INT = 2**63 - 1
+# Limits of what a request may hand to plugins.
+MAX_EXTRA_ARGS = 64
+MAX_EXTRA_NAME = 128
+MAX_EXTRA_ITEMS = 1024
+MAX_EXTRA_TEXT = 4096
+_EXTRA_SCALARS = [
+    {"type": "boolean"},
+    {"type": "number"},
+    {"type": "string", "maxLength": MAX_EXTRA_TEXT},
+]
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -37,6 +47,26 @@ def _checked_salt(value: str) -> str:
 def _checked_request_id(value: str) -> str:
     if not REQUEST_ID.fullmatch(value):
         raise ValueError("must have 1 to 128 visible ASCII characters")
+    return value
+
+
+def _checked_extra_args(value: dict[str, Any]) -> dict[str, Any]:
+    if len(value) > MAX_EXTRA_ARGS:
+        raise ValueError(f"must have at most {MAX_EXTRA_ARGS} members")
+    for name, item in value.items():
+        if not 1 <= len(name) <= MAX_EXTRA_NAME:
+            raise ValueError(f"names must have 1 to {MAX_EXTRA_NAME} characters")
+        items = item if isinstance(item, list) else [item]
+        if len(items) > MAX_EXTRA_ITEMS:
+            raise ValueError(f"{name!r} must have at most {MAX_EXTRA_ITEMS} items")
+        for one in items:
+            if not isinstance(one, bool | int | float | str):
+                raise ValueError(
+                    f"{name!r} must be a number, a string, a boolean or a list of them"
+                )
+            if isinstance(one, str) and len(one) > MAX_EXTRA_TEXT:
+                raise ValueError(f"{name!r} must have at most {MAX_EXTRA_TEXT} characters")
+            whole(one)
     return value
 
 
@@ -72,6 +102,20 @@ RequestId = Annotated[
     str,
     AfterValidator(_checked_request_id),
     Field(json_schema_extra={"pattern": "^[!-~]{1,128}$"}),
+]
+
+ExtraArgs = Annotated[
+    dict[str, Any],
+    AfterValidator(_checked_extra_args),
+    Field(
+        json_schema_extra={
+            "maxProperties": MAX_EXTRA_ARGS,
+            "propertyNames": {"minLength": 1, "maxLength": MAX_EXTRA_NAME},
+            "additionalProperties": {
+                "anyOf": [*_EXTRA_SCALARS, {"type": "array", "items": {"anyOf": _EXTRA_SCALARS}}]
+            },
+        }
+    ),
 ]
 
 

@@ -8,6 +8,7 @@ from cardan.core.types.sampling_params import MAX_N, MAX_STOP_TOKEN_IDS
 from cardan.server.protocol.fields import (
     Body,
     CacheSalt,
+    ExtraArgs,
     Float,
     Int,
     RequestId,
@@ -68,7 +69,11 @@ class GenerationRequest(Body):
     cache_salt: CacheSalt | None = None
     stream_interval: Int = Field(default=1, ge=1)
 
-    # Without a reasoning parser there is nothing that these two could change.
+    # For logits processors of plugins; the second name is a common one for the same.
+    extra_args: ExtraArgs | None = None
+    vllm_xargs: ExtraArgs | None = None
+
+    # Without a reasoning parser there is nothing that this could change, and a text has no calls.
     include_reasoning: bool = True
     parallel_tool_calls: bool = True
 

@@ -36,7 +36,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "watermarking": (False,),
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
-    "vllm_xargs": ({},),
 }
 _FOREIGN_CONSTRAINTS = (
     "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object",
@@ -68,6 +67,20 @@ def drop_unsupported(fields: Mapping[str, Any], known: frozenset[str]) -> dict[s
             _check_foreign(name)
             kept[name] = value
     return kept
+
+
+def unsupported_properties() -> dict[str, dict[str, Any]]:
+    """What ``drop_unsupported`` takes under these names, as JSON schemas: what asks for nothing.
+
+    Names that begin with ``guided_`` are refused, too, and so are misspelt constraints, which no
+    schema can say.
+    """
+    found: dict[str, dict[str, Any]] = {
+        name: {"enum": [*harmless, None]} for name, harmless in _UNSUPPORTED.items()
+    }
+    plain = {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}
+    found["response_format"] = {"anyOf": [plain, {"type": "null"}]}
+    return found | {name: {"type": "null"} for name in (*_FOREIGN_CONSTRAINTS, *_FOR_TRUSTED)}
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:

@@ -14,22 +14,26 @@ from cardan.server.protocol.chat import ChatCompletionRequest
 from cardan.server.protocol.completions import MAX_CHOICES, CompletionRequest
 from cardan.server.respond import AnswerPlan, respond
 from cardan.server.sampling import chat_params, completion_params
+from cardan.server.tool_calls import tool_use
 
 
 def completions_router(context: ServerContext) -> APIRouter:
     """``/v1/chat/completions`` and ``/v1/completions``."""
     router = APIRouter(tags=["generate"])
     engine, config = context.engine, context.config
+    tokenizer = engine.tokenizer
+    special = frozenset(tokenizer.token_string(item) for item in tokenizer.special_token_ids)
 
     @router.post("/v1/chat/completions", response_class=Response)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         body = await parse_body(request, ChatCompletionRequest, config.max_body_bytes)
         context.check_model(body.model)
-        params = chat_params(body, engine.info)
-        prompt = _chat_prompt(body, engine.tokenizer.chat_template)
+        tools = tool_use(body, context.tool_format, special)
+        params = chat_params(body, engine.info, reads_calls=tools is not None)
+        prompt = _chat_prompt(body, engine.tokenizer.chat_template, shows_tools=tools is not None)
         echo = _chat_echo(body, prompt, config.response_role)
-        writer = ChatWriter(body, config.response_role, echo, engine.tokenizer)
+        writer = ChatWriter(body, config.response_role, echo, engine.tokenizer, tools)
         return await respond(
             context, request, AnswerPlan("chatcmpl", body, [prompt], params, writer)
         )
@@ -47,8 +51,11 @@ def completions_router(context: ServerContext) -> APIRouter:
     return router
 
 
-def _chat_prompt(body: ChatCompletionRequest, template: str | None) -> ChatPrompt:
+def _chat_prompt(
+    body: ChatCompletionRequest, template: str | None, shows_tools: bool
+) -> ChatPrompt:
     return ChatPrompt(
+        tools=body.tools if shows_tools else None,
         messages=read_messages(body.messages, template),
         documents=body.documents,
         add_generation_prompt=body.add_generation_prompt,

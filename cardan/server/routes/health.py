@@ -21,9 +21,11 @@ def health_router(context: ServerContext) -> APIRouter:
         return unavailable(f"the engine is {state.state}{reason}").response()
 
     async def ready() -> Response:
-        """Like health, but 503 also while the server drains: send no new requests."""
+        """Like health, but 503 also while the server drains or sleeps: send no new requests."""
         if tracker.is_draining:
             return unavailable("this server is shutting down").response()
+        if engine.sleep_level:
+            return unavailable("the engine sleeps; POST /wake_up").response()
         return await health()
 
     async def show_version() -> Response:

@@ -9,6 +9,7 @@ import { Settings } from "./settings.js";
 
 const STATES = {
   starting: "The engine is starting",
+  unhealthy: "A plugin says that the engine is unwell",
   stuck: "The engine makes no progress",
   dead: "The engine is dead, requests are refused",
   draining: "The server is shutting down and takes no new requests",
