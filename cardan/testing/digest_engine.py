@@ -14,6 +14,7 @@ from cardan.core.config.scheduler import SchedulerConfig
 from cardan.core.discovery import POLICIES, Discovery
 from cardan.core.engine.client import EngineParts
 from cardan.core.engine.engine import Engine
+from cardan.core.engine.loop import Unobserved
 from cardan.core.interfaces.errors import UnsupportedError
 from cardan.core.kvcache.manager import KVCacheManager
 from cardan.core.kvcache.sizing import size_cache
@@ -21,7 +22,7 @@ from cardan.core.scheduler.intake import Intake
 from cardan.core.scheduler.scheduler import Scheduler
 from cardan.core.types.engine_info import EngineInfo
 from cardan.core.types.model import ModelSummary
-from cardan.core.types.outputs import EngineStats, Finish
+from cardan.core.types.outputs import Finish
 from cardan.core.types.request import EngineRequest
 from cardan.core.types.sampling_params import SamplingParams
 from cardan.testing.fake.counters import DeviceCounters
@@ -99,7 +100,7 @@ class DigestEngine:
         return EngineParts(
             self.engine,
             info,
-            _Nobody(),
+            Unobserved(),
             self.cache.reset_prefix_cache,
             lambda reason: self.executor.close(),
         )
@@ -125,12 +126,6 @@ class DigestEngine:
             "blocks": self.cache.num_used,
             "sequences": self.scheduler.num_live,
         }
-
-
-class _Nobody:
-    """Listens to no step."""
-
-    def step_completed(self, stats: EngineStats) -> None: ...
 
 
 def _open(settings: FakeSettings, config: EngineConfig) -> tuple[OpaqueDevice, FakeExecutor]:

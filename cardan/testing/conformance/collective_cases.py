@@ -49,7 +49,8 @@ class Rank:
         return self.of(self.rank, shape, dtype).to(self.where)
 
     def run(self, collective: Callable[[], Tensor]) -> Tensor:
-        """Its result on the host."""
+        """Its result on the host. What made its arguments has ended, on whichever stream it was."""
+        self.device.synchronize()
         with self.device.inference():
             result = collective()
         self.device.synchronize()

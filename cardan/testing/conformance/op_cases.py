@@ -15,6 +15,7 @@ from cardan.core.ops.compare import (
     Comparison,
     compare_tensors,
     copy_args,
+    placed,
     prepared_args,
     reference_kernel,
 )
@@ -92,6 +93,7 @@ class OpBench:
             providers,
             device=self.torch_device,
             features=self._features,
+            float64=device.capabilities.float64,
             pins=[f"{use.op}={use.provider.name}"] if use.provider else [],
         )
         self.kernel = self._bind() if use.provider else reference_kernel(self.op, OPS)
@@ -107,16 +109,18 @@ class OpBench:
         return self._registry.bind(self.op.name, **self._first_attributes())
 
     def cases(self, seed: int) -> list[Case]:
-        """Inputs on the host that the provider takes."""
-        drawn = self.op.make_inputs(getattr(torch, self.use.dtype), torch.device("cpu"), seed)
+        """Inputs on the host that the provider takes, without float64 where the device has none."""
+        host = torch.device("cpu")
+        drawn = self.op.make_inputs(getattr(torch, self.use.dtype), host, seed)
+        float64 = self._device.capabilities.float64
+        return [placed(case, host, float64) for case in drawn if self.takes(case)]
+
+    def takes(self, case: Case) -> bool:
+        """Whether the provider's needs are met by ``case``."""
         if self.use.provider is None:
-            return list(drawn)
-        needs = self.use.provider.needs
-        return [
-            case
-            for case in drawn
-            if check_needs(needs, self._features, {**case.attributes, "dtype": self.use.dtype})
-        ]
+            return True
+        attributes = {**case.attributes, "dtype": self.use.dtype}
+        return bool(check_needs(self.use.provider.needs, self._features, attributes))
 
     def run(self, case: Case, kernel: Kernel, viewed: Sequence[int] = ()) -> "OpResult":
         """Run ``kernel`` on ``case``; arguments at ``viewed`` are given as views of wider ones."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cardan.testing.conformance.results import LEVELS
+from cardan.testing.conformance.results import DEFAULT_LEVELS, LEVELS
 
 MISSING_PLATFORM = "name a platform with --cardan-platform NAME (cardan platforms lists them)"
 
@@ -20,6 +20,7 @@ class KitOptions:
     seed: int
     json_file: Path | None
     markdown_file: Path | None
+    badge_file: Path | None
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -33,10 +34,15 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--cardan-level",
         metavar="L0,L3",
-        help=f"levels to run (default: all of {', '.join(LEVELS)})",
+        help=f"levels to run of {', '.join(LEVELS)}, or all (default: {', '.join(DEFAULT_LEVELS)})",
     )
     group.addoption("--cardan-json", metavar="FILE", help="write the results as JSON")
     group.addoption("--cardan-markdown", metavar="FILE", help="write the results as Markdown")
+    group.addoption(
+        "--cardan-badge",
+        metavar="FILE",
+        help="write a badge: an SVG, or as .json what shields.io draws one from",
+    )
     group.addoption(
         "--cardan-seed",
         metavar="N",
@@ -49,7 +55,7 @@ def read_options(config: pytest.Config) -> KitOptions | None:
     """The options of this run, or None where no platform was named.
 
     Raises:
-        pytest.UsageError: a level is unknown or the seed negative.
+        pytest.UsageError: a level is unknown, the seed negative or a badge of another kind.
     """
     spec = config.getoption("--cardan-platform", default=None)
     if spec is None:
@@ -65,11 +71,14 @@ def read_options(config: pytest.Config) -> KitOptions | None:
         seed=config.option.cardan_seed,
         json_file=_path(config.getoption("--cardan-json")),
         markdown_file=_path(config.getoption("--cardan-markdown")),
+        badge_file=_badge(config.getoption("--cardan-badge")),
     )
 
 
 def _levels(text: str | None) -> tuple[str, ...]:
     if text is None:
+        return DEFAULT_LEVELS
+    if text.strip().lower() == "all":
         return tuple(LEVELS)
     asked = {part.strip().upper() for part in text.split(",")}
     unknown = sorted(asked - set(LEVELS))
@@ -79,6 +88,13 @@ def _levels(text: str | None) -> tuple[str, ...]:
             f"there are {', '.join(LEVELS)}"
         )
     return tuple(level for level in LEVELS if level in asked)
+
+
+def _badge(text: str | None) -> Path | None:
+    path = _path(text)
+    if path is not None and path.suffix not in (".svg", ".json"):
+        raise pytest.UsageError(f"--cardan-badge {text}: its name must end in .svg or .json")
+    return path
 
 
 def _path(text: str | None) -> Path | None:

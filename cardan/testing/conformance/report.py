@@ -8,13 +8,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cardan.core.discovery import describe
-from cardan.core.interfaces.version import CONTRACT_VERSION
+from cardan.core.interfaces.version import contract_name
 from cardan.testing.conformance.results import (
+    DEFAULT_LEVELS,
     LEVELS,
     KitResult,
     count_levels,
     level_reached,
 )
+from cardan.testing.conformance.speed_report import speed_lines
 from cardan.testing.conformance.subject import Subject
 
 # Version of the kit's demands; two results are comparable where it is the same.
@@ -40,7 +42,7 @@ def build_document(
         "schema": SCHEMA_VERSION,
         "kit": KIT_VERSION,
         "cardan": _cardan_version(),
-        "contract": ".".join(map(str, CONTRACT_VERSION)),
+        "contract": contract_name(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": seed,
         "interrupted": is_interrupted,
@@ -85,7 +87,10 @@ def as_table(document: Mapping[str, Any]) -> str:
     if failed:
         lines += ["", "failed:"]
         lines += [f"  {test['level']} {test['id']}\n     {test['reason']}" for test in failed]
-    groups = _by_reason(document)
+    speeds = speed_lines(document)
+    if speeds:
+        lines += ["", "speed (reported, not judged):", *speeds]
+    groups = reasons_of(document)
     if groups:
         lines += ["", "not supported:"]
         lines += [f"  {reason} ({_tests(number)})" for reason, number in groups]
@@ -100,7 +105,8 @@ def as_table(document: Mapping[str, Any]) -> str:
 def as_markdown(document: Mapping[str, Any]) -> str:
     """A section for documentation: a row of the platform matrix, then what it cannot do."""
     by_level = {level["level"]: level for level in document["levels"]}
-    cells = [_cell(by_level.get(level)) for level in LEVELS]
+    shown = [level for level in LEVELS if level in by_level or level in DEFAULT_LEVELS]
+    cells = [_cell(by_level.get(level)) for level in shown]
     lines = [
         f"## {_escape(document['platform'])}",
         "",
@@ -108,15 +114,18 @@ def as_markdown(document: Mapping[str, Any]) -> str:
         f"{_escape(_device_line(document))}  ",
         f"{_escape(_verdict(document))} {document['date'][:10]}, seed {document['seed']}.",
         "",
-        "| platform | " + " | ".join(f"{level} {LEVELS[level]}" for level in LEVELS) + " |",
-        "| --- |" + " --- |" * len(LEVELS),
+        "| platform | " + " | ".join(f"{level} {LEVELS[level]}" for level in shown) + " |",
+        "| --- |" + " --- |" * len(shown),
         f"| {_escape(document['platform'])} | " + " | ".join(cells) + " |",
     ]
     failed = _with_outcome(document, "failed")
     if failed:
         lines += ["", "Failed:", ""]
         lines += [f"- {test['level']} `{test['id']}`: {_escape(test['reason'])}" for test in failed]
-    groups = _by_reason(document)
+    speeds = speed_lines(document)
+    if speeds:
+        lines += ["", "Speed (reported, not judged):", "", "```", *speeds, "```"]
+    groups = reasons_of(document)
     if groups:
         lines += ["", "Not supported:", ""]
         lines += [f"- {_escape(reason)} ({_tests(number)})" for reason, number in groups]
@@ -165,6 +174,8 @@ def _verdict(document: Mapping[str, Any]) -> str:
         run = [level["level"] for level in document["levels"]]
         if _with_outcome(document, "failed") or run[:1] == ["L0"]:
             return "no level reached."
+        if run == ["L6"]:
+            return "L6 was measured; it is reached where L0 to L5 run with it (all levels)."
         return f"no level reached: L0 was not run, only {', '.join(run)}."
     return f"level reached: {document['reached']}."
 
@@ -173,7 +184,7 @@ def _with_outcome(document: Mapping[str, Any], outcome: str) -> list[dict[str, A
     return [test for test in document["tests"] if test["outcome"] == outcome]
 
 
-def _by_reason(document: Mapping[str, Any]) -> list[tuple[str, int]]:
+def reasons_of(document: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Reasons of what is not supported with their level and number of tests, in order."""
     groups: dict[str, int] = {}
     for test in _with_outcome(document, "not supported"):

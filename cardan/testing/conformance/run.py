@@ -14,8 +14,8 @@ from pathlib import Path
 from cardan.core.types.errors import ConfigError
 
 PLUGIN = "cardan.testing.conformance.plugin"
-PACKAGE = "cardan.testing.conformance"
 
+_KIT = str(Path(__file__).parent)
 _ENTRY_POINT = "cardan-conformance"
 _INTERRUPT_DEADLINE_S = 20.0
 # Exit codes of pytest.
@@ -30,6 +30,7 @@ class KitRun:
     levels: str | None = None
     json_file: str | None = None
     markdown_file: str | None = None
+    badge_file: str | None = None
     seed: int | None = None
     expression: str | None = None
     is_verbose: bool = False
@@ -67,12 +68,14 @@ def command(run: KitRun) -> list[str]:
         ("--cardan-level", run.levels),
         ("--cardan-json", run.json_file),
         ("--cardan-markdown", run.markdown_file),
+        ("--cardan-badge", run.badge_file),
         ("--cardan-seed", run.seed),
     ]
     given = [f"{name}={value}" for name, value in options if value is not None]
     return [
-        *(sys.executable, "-m", "pytest", "--pyargs", PACKAGE),
-        *("-c", os.devnull, "--rootdir", str(Path(__file__).parent)),
+        # By its place, not its name: pytest would look for conftest.py where it is called from.
+        *(sys.executable, "-m", "pytest", _KIT),
+        *("-c", os.devnull, "--rootdir", _KIT),
         *("-p", "no:cacheprovider", "-p", _plugin(), "--import-mode=importlib"),
         *("-W", "default", "--continue-on-collection-errors", "--no-header", "-rN"),
         *(("-v", "--tb=short") if run.is_verbose else ("-q", "--tb=no")),

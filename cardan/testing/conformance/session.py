@@ -109,12 +109,15 @@ class KitSession:
     def pytest_sessionfinish(self) -> None:
         if hasattr(self._config, "workerinput") or not self._results.all():
             return
+        from cardan.testing.conformance.badge import as_badge, as_endpoint
         from cardan.testing.conformance.report import as_json, as_markdown
 
         document = self._document()
+        badge = self._options.badge_file
         for file, write in (
             (self._options.json_file, as_json),
             (self._options.markdown_file, as_markdown),
+            (badge, as_endpoint if badge and badge.suffix == ".json" else as_badge),
         ):
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)

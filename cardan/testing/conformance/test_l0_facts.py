@@ -159,6 +159,7 @@ def _check_capabilities(found: Capabilities) -> None:
         )
     assert found.dtypes, "dtypes is empty"
     _check_among("dtypes", found.dtypes, _COMPUTE_DTYPES)
+    assert found.float64 or "float64" not in found.dtypes, "computes in float64 without float64"
     _check_among("kv_dtypes", found.kv_dtypes, tuple(DTYPE_BYTES))
     _check_among("sleep_levels", found.sleep_levels, _SLEEP_LEVELS)
     assert all(isinstance(name, str) for name in found.instruction_sets), found.instruction_sets

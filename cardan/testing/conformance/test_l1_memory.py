@@ -7,6 +7,7 @@ from cardan.core.interfaces.attention import KVLayout
 from cardan.core.interfaces.capabilities import Capabilities, DeviceInfo
 from cardan.core.interfaces.device import Device
 from cardan.core.interfaces.errors import OutOfMemoryError, UnsupportedError
+from cardan.core.interfaces.memory import MemoryAllocator
 from cardan.core.interfaces.platform import Platform
 from cardan.core.types.kv import KVCacheGroup, KVCacheSpec
 from cardan.testing.conformance.device_bench import SPEC, DeviceBench
@@ -240,9 +241,7 @@ def test_sleep(bench: DeviceBench, cardan_capabilities: Capabilities, level: int
     """A sleeping device frees memory and wakes with all that it does not report as lost."""
     memory = bench.device.memory
     if level not in cardan_capabilities.sleep_levels:
-        if not cardan_capabilities.sleep_levels:
-            with pytest.raises(UnsupportedError, match=r"\S"):
-                memory.sleep(level, ("kv",))
+        _check_undeclared_sleep(memory, level)
         not_supported(f"sleep level {level} is not declared")
     pool = bench.pool()
     bench.fill(pool, 1.0)
@@ -254,6 +253,20 @@ def test_sleep(bench: DeviceBench, cardan_capabilities: Capabilities, level: int
         assert bench.blocks(pool)[1] == [101.0 + block for block in range(8)]
     bench.fill(pool, 9.0)
     assert bench.blocks(pool)[0][0] == 9.0
+    memory.sleep(level, ("weights", "kv"))
+    memory.wake(("weights",))
+    assert "weights" not in memory.wake(("kv",)).lost
+    bench.fill(pool, 9.0)
+    assert bench.blocks(pool)[0][0] == 9.0
+
+
+def _check_undeclared_sleep(memory: MemoryAllocator, level: int) -> None:
+    """It is refused with a reason, or can be undone."""
+    try:
+        memory.sleep(level, ("kv",))
+        memory.wake()
+    except UnsupportedError as error:
+        assert str(error).strip(), "sleep is refused without a reason"  # noqa: PT017
 
 
 def _filled() -> list[list[float]]:

@@ -28,10 +28,17 @@ LEVEL = "L5"
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 _VOCABULARY = 509
 _MAX_MODEL_LEN = 128
-# How requests are scheduled does not concern what sets models of one architecture apart.
+# Models whose steps have different operations, or the same ones on different shapes of a cache.
+# What sets further ones apart (how the core computes rotation tables, where it puts layers of a
+# kind) is the core's own, whatever the platform.
+_MODELS = (
+    *("llama", "llama_tied_biased", "llama_yarn", "mistral", "qwen2", "qwen3_windows"),
+    *("qwen3_moe", "mixtral", "gemma2_strong_caps", "gemma3"),
+)
+# Of them those with different caches: full, of windows, with experts between, of both kinds.
 _ONE_OF_EACH = pytest.mark.parametrize(
     "truth",
-    ["llama", "mistral", "qwen2", "qwen3_windows", "qwen3_moe", "gemma2", "gemma3"],
+    ["llama", "mistral", "qwen3_moe", "gemma3"],
     indirect=True,
     scope="module",
 )
@@ -62,8 +69,7 @@ class Rig:
             raise
         with session:
             yield session
-            left = session.left_when_idle()
-            assert not left, f"not given back when idle: {left}"
+            check_idle(session)
 
     def share(self, model: str) -> EngineSession:
         """The engine of a model that stays open until another is asked for."""
@@ -117,7 +123,7 @@ def _model_names() -> tuple[str, ...]:
         from cardan.testing.tiny_models import CASES
     except ImportError:  # the fixture rig says so
         return ("none",)
-    return tuple(CASES)
+    return tuple(name for name in _MODELS if name in CASES)
 
 
 @pytest.fixture(scope="module", params=_model_names())
@@ -172,9 +178,14 @@ def run_greedy(
         fault = truth.greedy_fault(prompt, answer.token_ids, rig.gap)
         if fault:
             pytest.fail(f"{truth.name}: {fault}", pytrace=False)
+    check_idle(session)
+    return outputs
+
+
+def check_idle(session: EngineSession) -> None:
+    """Nothing may be held once all answers are given."""
     left = session.left_when_idle()
     assert not left, f"not given back when idle: {left}"
-    return outputs
 
 
 def test_alone(session: EngineSession, truth: "ModelTruth", rig: Rig, prompts: Prompts) -> None:
@@ -259,61 +270,64 @@ def test_samples(llama: "ModelTruth", rig: Rig, prompts: Prompts) -> None:
     [prompt, *others] = prompts(20, 9, 30)
     params = SamplingParams(temperature=0.9, seed=11, max_tokens=10, ignore_eos=True)
     noise = replace(params, temperature=1.3, seed=None)
-    with rig.open(llama.directory) as session:
-        [together] = session.generate([(prompt, replace(params, n=3))])
-        singles = [(prompt, replace(params, seed=11 + index)) for index in range(3)]
-        alone = session.generate([*singles, *((other, noise) for other in others)])[:3]
-        got = [answer.token_ids for answer in together.outputs]
-        assert got == [output.outputs[0].token_ids for output in alone]
-        assert len({tuple(tokens) for tokens in got}) > 1, "all samples are the same"
+    session = rig.share(llama.directory)
+    [together] = session.generate([(prompt, replace(params, n=3))])
+    singles = [(prompt, replace(params, seed=11 + index)) for index in range(3)]
+    alone = session.generate([*singles, *((other, noise) for other in others)])[:3]
+    got = [answer.token_ids for answer in together.outputs]
+    assert got == [output.outputs[0].token_ids for output in alone]
+    assert len({tuple(tokens) for tokens in got}) > 1, "all samples are the same"
+    check_idle(session)
 
 
 def test_filters(llama: "ModelTruth", rig: Rig, prompts: Prompts) -> None:
     """Sampled tokens are among those that top-k leaves."""
     batch = prompts(6, 21, 35)
     params = SamplingParams(temperature=2.0, top_k=3, max_tokens=20, ignore_eos=True)
-    with rig.open(llama.directory) as session:
-        try:
-            outputs = session.generate([(prompt, params) for prompt in batch])
-        except RequestFailedError as error:
-            if not rig.runs_steps_itself:
-                raise
-            not_supported(str(error))
-        ranks: list[int] = []
-        for prompt, output in zip(batch, outputs, strict=True):
-            tokens = output.outputs[0].token_ids
-            rows = llama.logprobs([*prompt, *tokens])[len(prompt) - 1 : -1]
-            for row, token in zip(rows, tokens, strict=True):
-                ranks.append(int((row > row[token] + rig.gap).sum()))
-        assert max(ranks) < 3, f"a token of rank {max(ranks) + 1} was sampled with top_k 3"
-        assert len(set(ranks)) > 1, "only the likeliest tokens were sampled at temperature 2"
+    session = rig.share(llama.directory)
+    try:
+        outputs = session.generate([(prompt, params) for prompt in batch])
+    except RequestFailedError as error:
+        if not rig.runs_steps_itself:
+            raise
+        not_supported(str(error))
+    ranks: list[int] = []
+    for prompt, output in zip(batch, outputs, strict=True):
+        tokens = output.outputs[0].token_ids
+        rows = llama.logprobs([*prompt, *tokens])[len(prompt) - 1 : -1]
+        for row, token in zip(rows, tokens, strict=True):
+            ranks.append(int((row > row[token] + rig.gap).sum()))
+    assert max(ranks) < 3, f"a token of rank {max(ranks) + 1} was sampled with top_k 3"
+    assert len(set(ranks)) > 1, "only the likeliest tokens were sampled at temperature 2"
+    check_idle(session)
 
 
 def test_stop_token(llama: "ModelTruth", rig: Rig, prompts: Prompts) -> None:
     """A stop token ends the answer, and is its last token."""
     [prompt] = prompts(15)
-    with rig.open(llama.directory) as session:
-        [full] = run_greedy(session, llama, rig, [prompt])
-        tokens = full.outputs[0].token_ids
-        stop = tokens[6]
-        params = replace(GREEDY, stop_token_ids=(stop,))
-        [output] = session.generate([(prompt, params)])
-        [answer] = output.outputs
-        assert answer.token_ids == tokens[: tokens.index(stop) + 1]
-        assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+    session = rig.share(llama.directory)
+    [full] = run_greedy(session, llama, rig, [prompt])
+    tokens = full.outputs[0].token_ids
+    stop = tokens[6]
+    params = replace(GREEDY, stop_token_ids=(stop,))
+    [output] = session.generate([(prompt, params)])
+    [answer] = output.outputs
+    assert answer.token_ids == tokens[: tokens.index(stop) + 1]
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+    check_idle(session)
 
 
 def test_aborted(llama: "ModelTruth", rig: Rig, prompts: Prompts) -> None:
     """Aborted and abandoned requests leave nothing behind, and the engine goes on."""
     long = replace(GREEDY, max_tokens=80)
-    with rig.open(llama.directory) as session:
-        ended = session.abort_after([(prompt, long) for prompt in prompts(5, 18, 40)], 3)
-        reasons = [output.outputs[0].finish_reason for output in ended]
-        assert reasons == ["abort"] * 3, f"the requests ended with {reasons}"
-        session.leave_after([(prompt, replace(long, n=2)) for prompt in prompts(5, 18)], 3)
-        left = session.left_when_idle()
-        assert not left, f"not given back after aborts: {left}"
-        run_greedy(session, llama, rig, prompts(11, 12))
+    session = rig.share(llama.directory)
+    ended = session.abort_after([(prompt, long) for prompt in prompts(5, 18, 40)], 3)
+    reasons = [output.outputs[0].finish_reason for output in ended]
+    assert reasons == ["abort"] * 3, f"the requests ended with {reasons}"
+    session.leave_after([(prompt, replace(long, n=2)) for prompt in prompts(5, 18)], 3)
+    left = session.left_when_idle()
+    assert not left, f"not given back after aborts: {left}"
+    run_greedy(session, llama, rig, prompts(11, 12))
 
 
 def test_async_depth(llama: "ModelTruth", rig: Rig, depth: int, prompts: Prompts) -> None:

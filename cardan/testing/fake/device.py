@@ -60,7 +60,8 @@ class FakeDevice(TorchDevice):
         self.memory = FakeMemory(
             settings.memory_mb << 20, self.inference, self._drain, settings.faults, settings.peak
         )
-        self._recorder = OpRecorder(_QueueSink(self._launch, self._sync, self.memory))
+        sink = _QueueSink(self._launch, self._sync, self.memory)
+        self._recorder = OpRecorder(sink, settings.float64)
         self._reads = HostReads(self._recorder)
         self._is_recording = False
 
@@ -124,7 +125,8 @@ class FakeDevice(TorchDevice):
         finally:
             self._recorder.sink = usual
         self.counters.captures += 1
-        return FakeGraph(tape.tasks, arena, arena.num_bytes - before, self._replay)
+        is_stale = "stale_graph" in self._standing
+        return FakeGraph(tape.tasks, arena, arena.num_bytes - before, self._replay, is_stale)
 
     def communicator(self, group: GroupSpec) -> Communicator:
         inner = TorchCommunicator(group, torch.device("cpu"))

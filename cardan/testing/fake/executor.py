@@ -46,9 +46,10 @@ class FakeExecutor(ModelExecutor):
     features = frozenset[str]()
 
     def __init__(self, device: OpaqueDevice, settings: FakeSettings, config: ConfigView) -> None:
-        if settings.faults:
+        foreign = sorted(settings.faults - {"lost_edit"})
+        if foreign:
             raise ConfigError(
-                f"the fake executor cannot act out fault={sorted(settings.faults)[0]}; "
+                f"the fake executor cannot act out fault={foreign[0]}; "
                 "the kernel tier can, or use a fault at a step"
             )
         self._device = device
@@ -82,7 +83,8 @@ class FakeExecutor(ModelExecutor):
     def bind_kv(self, config: KVCacheConfig) -> None:
         self._device.memory.take("kv", config.num_bytes)
         self._loaded().bind(config.num_blocks, config.block_size)
-        self._rows = DeviceRows(self._num_rows, self._max_model_len, config.block_size)
+        loses_edits = "lost_edit" in self._settings.faults
+        self._rows = DeviceRows(self._num_rows, self._max_model_len, config.block_size, loses_edits)
 
     def warmup(self) -> WarmupReport:
         return WarmupReport()

@@ -63,10 +63,16 @@ class FakeGraph(Graph):
     """Replays its tasks as one launch."""
 
     def __init__(
-        self, tasks: list[Task], arena: Arena, num_bytes: int, launch: Callable[[Task], None]
+        self,
+        tasks: list[Task],
+        arena: Arena,
+        num_bytes: int,
+        launch: Callable[[Task], None],
+        is_stale: bool = False,
     ) -> None:
-        """``num_bytes``: what this capture added to ``arena``."""
+        """``num_bytes``: what this capture added to ``arena``. A stale one replays once."""
         self._tasks = tasks
+        self._is_stale = is_stale
         self._arena: Arena | None = arena
         self._num_bytes = num_bytes
         self._launch = launch
@@ -92,6 +98,8 @@ class FakeGraph(Graph):
         # The list is held by the launch, so that a release cannot cut it short.
         tasks = self._tasks
         self._launch(lambda: _run(tasks))
+        if self._is_stale:
+            self._tasks = []
 
     def release(self) -> None:
         self._tasks, self._arena, self._num_bytes = [], None, 0

@@ -134,7 +134,8 @@ class FakeMemory(TorchMemoryAllocator):
         for tag, pool in self._pools:
             by_tag[tag] = by_tag.get(tag, 0) + pool.num_bytes
         for tag, _, num_bytes in self._tagged:
-            by_tag[tag] = by_tag.get(tag, 0) + num_bytes
+            # What sleeps poses as being on the host.
+            by_tag[tag] = by_tag.get(tag, 0) + (0 if tag in self._asleep else num_bytes)
         return MemoryStats(by_tag)
 
     @contextmanager

@@ -15,7 +15,7 @@ from cardan.testing.fake.settings import VARIABLE, FakeSettings
 
 if TYPE_CHECKING:
     from cardan.core.interfaces.attention import AttentionBackend
-    from cardan.core.interfaces.executor import ModelExecutor
+    from cardan.core.interfaces.executor import ModelExecutor, ModelParts
 
 _TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -26,7 +26,7 @@ class FakePlatform(Platform):
     """Found only where the environment asks for it; never chosen unless it is named."""
 
     name = "fake"
-    contract = (0, 1)
+    contract = (1, 0)
 
     def __init__(self, settings: FakeSettings | None = None) -> None:
         """Without ``settings`` those of the environment hold."""
@@ -60,7 +60,9 @@ class FakePlatform(Platform):
             static_shapes=settings.static,
             async_depth=settings.depth,
             streams=settings.tier == "kernel",
+            sleep_levels=(1, 2) if settings.tier == "kernel" else (),
             determinism="run",
+            float64=settings.float64,
         )
 
     def shapes(self, model: ModelSummary, device: DeviceInfo) -> ShapePolicy:
@@ -97,7 +99,9 @@ class FakePlatform(Platform):
 
         return FakeDevice(device, self.capabilities(device), self._held())
 
-    def executor(self, device: Device, config: ConfigView) -> "ModelExecutor | None":
+    def executor(
+        self, device: Device, config: ConfigView, parts: "ModelParts"
+    ) -> "ModelExecutor | None":
         if self._held().tier == "kernel":
             return None
         from cardan.testing.fake.executor import FakeExecutor

@@ -23,6 +23,8 @@ from cardan.testing.fake.op_rules import (
 # Reads that go past the dispatcher, straight to memory.
 _READS = frozenset({Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.__array__})
 _GARBAGE = 0x25
+_FROM_ARRAY = torch.ops.aten.lift_fresh.default
+_CONVERSION = torch.ops.aten._to_copy.default  # noqa: SLF001 (the only way to it)
 
 
 class Sink(Protocol):
@@ -47,12 +49,14 @@ class OpRecorder(TorchDispatchMode):
 
     Views are made at once, for they read no memory. Results are allocated at once, with the
     metadata that the operation has on meta tensors, and computed later. What needs values on the
-    host waits for the sink.
+    host waits for the sink. Without ``float64`` operations on such tensors raise TypeError, as on
+    devices that lack the dtype.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, float64: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sink = sink
+        self._float64 = float64
         self._kinds: dict[Any, OpKind] = {}
         self._specs: dict[tuple[Any, ...], Any] = {}
 
@@ -69,6 +73,12 @@ class OpRecorder(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        result = self._record(func, args, kwargs)
+        if not self._float64 and self._kinds[func] is not OpKind.COMPOSITE:
+            _refuse_float64(func, args, kwargs, result)
+        return result
+
+    def _record(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = classify(func)
@@ -149,6 +159,17 @@ def _garbage(dtype: torch.dtype) -> float | bool | None:
         return torch.nan if dtype.itemsize > 1 else None
     # Outside any table, if somebody takes it for an index.
     return torch.iinfo(dtype).max - _GARBAGE
+
+
+def _refuse_float64(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    """Arrays of the host may become tensors, and be converted on their way to the device."""
+    if func is _FROM_ARRAY:
+        return
+    seen: list[Tensor] = []
+    inputs = () if func is _CONVERSION else (list(args), *kwargs.values())
+    map_leaves(Tensor, seen.append, (*inputs, result))
+    if any(tensor.dtype == torch.float64 for tensor in seen):
+        raise TypeError(f"{func} on float64, which the fake device does not know")
 
 
 def _fill(func: Any, results: Any, values: Any) -> None:

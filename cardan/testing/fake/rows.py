@@ -41,8 +41,12 @@ class StepBatch:
 class DeviceRows:
     """Known tokens, block tables and settings of each row, applied from plans."""
 
-    def __init__(self, num_rows: int, max_model_len: int, block_size: int) -> None:
+    def __init__(
+        self, num_rows: int, max_model_len: int, block_size: int, loses_edits: bool = False
+    ) -> None:
+        """``loses_edits``: a fault, blocks that rows get later are not noted."""
         self._block_size = block_size
+        self._loses_edits = loses_edits
         self._tokens = np.zeros((num_rows, max_model_len), np.int32)
         self._tables = np.zeros((num_rows, -(-max_model_len // block_size)), np.int32)
         self._new: list[NewRow | None] = [None] * num_rows
@@ -69,7 +73,7 @@ class DeviceRows:
             self._tables[new.row, : len(new.block_ids[0])] = new.block_ids[0]
             self.seeds[new.row] = new.seed
             self.num_prompt_tokens[new.row] = new.num_prompt_tokens
-        for edits in plan.block_edits:
+        for edits in () if self._loses_edits else plan.block_edits:
             self._tables[edits.rows, edits.columns] = edits.block_ids
 
     def gather(self, plan: SchedulerOutput) -> StepBatch:

@@ -25,8 +25,10 @@ StandingFault = Literal[
     "lost_copy",  # block copies do not happen
     "lost_sync",  # an event says "done" when the work is not
     "leak",  # pools outlive the device
+    "stale_graph",  # a captured graph computes at its first replay only
     "unstable_reduce",  # a collective whose bits differ from run to run
     "lost_rank",  # a collective forgets the last rank
+    "lost_edit",  # an executor misses that rows got further blocks (of that tier alone)
     "env_write",  # probing writes to the environment
     "device_at_probe",  # probing starts the device's thread
 ]
@@ -59,6 +61,7 @@ class FakeSettings:
         graphs: what can be captured.
         num_devices: devices found.
         memory_mb: memory of each device, MiB.
+        float64: whether the device knows float64; where not, work on such tensors is refused.
         peak: whether the device tells what steps need of it (``MemoryAllocator.peak_of``).
         faults: standing faults.
         step_faults: faults at steps.
@@ -74,6 +77,7 @@ class FakeSettings:
     graphs: GraphSupport = "none"
     num_devices: int = 1
     memory_mb: int = 256
+    float64: bool = True
     peak: bool = False
     faults: frozenset[StandingFault] = frozenset()
     step_faults: tuple[FaultAt, ...] = ()
