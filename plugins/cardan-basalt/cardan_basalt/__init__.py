@@ -1,0 +1,1 @@
+"""The Basalt B1 for cardan."""

@@ -1,0 +1,1 @@
+"""Plugins for cardan, one of each kind."""
