@@ -47,8 +47,12 @@ def test_commands_work_without_torch(arguments: list[str]):
     assert result.stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["cardan.server.app", "cardan.bootstrap", "cardan.cli.main"])
-def test_front_does_not_load_torch(module: str):
+@pytest.mark.parametrize(
+    "module",
+    # The last: a platform is chosen, and its device opened, before torch is imported.
+    ["cardan.server.app", "cardan.bootstrap", "cardan.cli.main", "cardan.bootstrap.engine_builder"],
+)
+def test_does_not_load_torch(module: str):
     assert run_python(f"import sys, {module}; print('torch' in sys.modules)").strip() == "False"
 
 

@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("levels", ["L0,L1", "L2,L3", "L4", "L5"])
+@pytest.mark.parametrize("levels", ["L0,L1,L2,L3", "L4", "L5"])
 def test_cpu_passes(levels, tmp_path):
     file = tmp_path / "report.json"
     command = [sys.executable, "-m", "cardan", "conformance", "cpu", "--level", levels]

@@ -16,7 +16,7 @@ from cardan.core.interfaces.platform import Platform, Probe
 
 class Clean(Platform):
     name = "clean"
-    contract = (0, 1)
+    contract = (1, 0)
 
     def probe(self):
         return Probe.present(1, "always here")
@@ -120,6 +120,9 @@ def test_other_runs_are_left_alone(tmp_path):
 def test_clean_platform_reaches_l0(tmp_path):
     """A platform in a page passes, whatever the project's own configuration of pytest says."""
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    (tmp_path / "conftest.py").write_text("raise SystemExit('of the user')\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "conftest.py").write_text("raise SystemExit('of the user')\n")
     done, found = examine(tmp_path, CLEAN, "--seed", "11", "--markdown", str(tmp_path / "m.md"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "level reached: L0." in done.stdout
@@ -195,7 +198,7 @@ def test_raising_probe_is_caught(tmp_path):
 def test_wrong_facts_are_caught(tmp_path):
     source = (
         CLEAN.replace('name="a device"', 'name=""')
-        .replace("contract = (0, 1)", "contract = (9, 0)")
+        .replace("contract = (1, 0)", "contract = (9, 0)")
         .replace('name = "clean"', 'name = "cle:an"')
         + """
     def capabilities(self, device):
@@ -223,7 +226,7 @@ def test_wrong_facts_are_caught(tmp_path):
     assert "float33" in caught["test_capabilities_are_well_formed"]
     assert "not ascending" in caught["test_shapes_are_well_formed"]
     assert "THREADS must be a string" in caught["test_child_environment_is_plain[worker]"]
-    assert "written for contract 9.0" in caught["test_contract_version_is_accepted"]
+    assert "needs contract 9.0" in caught["test_contract_version_is_accepted"]
     assert "syntax" in caught["test_name_and_claims"]
     assert "did you mean kernels?" in caught["test_members_belong_to_the_contract"]
     assert "test_devices_are_well_formed" in caught

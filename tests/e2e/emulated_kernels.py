@@ -7,7 +7,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 EMULATION = TESTS / "emulation"
-FAMILIES = ("linear", "blocks", "attention", "elementwise", "sampling")
+FAMILIES = ("linear", "blocks", "attention", "rotation", "elementwise", "sampling", "experts")
 # Tests that serve numba's kernels too.
 SHARED = {"blocks": "test_cpu_block_providers.py", "attention": "test_cpu_attention_providers.py"}
 # What does not depend on the level: messages, the choice of kernels.

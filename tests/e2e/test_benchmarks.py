@@ -39,6 +39,23 @@ def test_kernels() -> None:
     assert all(line["commit"] for line in lines)
 
 
+def test_gpu() -> None:
+    """Its rows of speed and its soak, on the platform that is here."""
+    lines = lines_of(
+        "gpu.py",
+        *("--platform", "cpu", "--shapes", "tiny", "--repeats", "1", "--minutes", "0.08"),
+        *("--only", "decode,long,prefill,throughput,busy,soak"),
+        *("--set", "num_blocks=40", "max_model_len=512", "block_size=16"),
+    )
+    rows = {line["row"]: line for line in lines}
+    assert not [line for line in lines if "error" in line or line.get("failures")]
+    for name in ("decode, batch 4", "decode, 2 x 256", "prefill 2 x 128"):
+        assert rows[f"tiny {name}"]["figure"] > 0
+    assert "skipped" in rows["tiny busy, batch 4"]
+    assert rows["soak"]["preemptions"] > 0
+    assert rows["soak answers alone"]["cases"] > 0
+
+
 @pytest.mark.model
 def test_quality() -> None:
     small = ("--context", "32", "--max-tokens", "64", "--quantization", "none")

@@ -46,4 +46,5 @@ def test_kernels_for_tile_registers_agree_with_their_truth(tmp_path: Path) -> No
     """What this level has of its own; the rest is that of the level below."""
     float16 = "(float16 and not bfloat16)"
     others = ("float32", float16, "several_threads", "decoding", "edge_blocks", "a_row_does_not")
-    run_unit_tests(tmp_path, "x86_64", "amx", ("linear", "blocks"), without=others)
+    families = ("linear", "blocks", "experts")
+    run_unit_tests(tmp_path, "x86_64", "amx", families, without=others)

@@ -183,10 +183,15 @@ def test_a_served_engine_and_its_ranks_end_together(tmp_path: Path) -> None:
     make_tiny_model("llama", model)
     arguments = ["--tensor-parallel-size", "2", "--threads", "2", "--kv-cache-memory-bytes", "4M"]
     arguments += ["--platform", "cpu", "--dtype", "float32", "--max-engine-restarts", "1"]
+    arguments += ["--enable-sleep-mode"]
     body = {"prompt": prompt_ids(9), "max_tokens": 5, "temperature": 0, "return_token_ids": True}
     with serving(tmp_path / "log", *arguments, model=model) as server:
         ask = server.url + "/v1/completions"
         first = httpx.post(ask, json=body, timeout=60).json()["choices"][0]["token_ids"]
+        for level in (1, 2):
+            check_sleep(server, level, body)
+            again = httpx.post(ask, json=body, timeout=60).json()["choices"][0]["token_ids"]
+            assert again == first
         [rank] = server.engine.children()
         rank.kill()
         failed = httpx.post(ask, json=body, timeout=60)
@@ -201,6 +206,19 @@ def test_a_served_engine_and_its_ranks_end_together(tmp_path: Path) -> None:
         server.engine.kill()
         _gone, alive = psutil.wait_procs(ranks, timeout=15)
         assert not alive
+
+
+def check_sleep(server: Server, level: int, body: dict) -> None:
+    """The server sleeps, and says so wherever it is asked, and wakes up."""
+    assert httpx.post(f"{server.url}/sleep?level={level}", timeout=60).status_code == 200
+    assert server.get("/is_sleeping").json() == {"is_sleeping": True}
+    assert server.get("/health").status_code == 200
+    assert server.get("/ready").status_code == 503
+    refused = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+    assert refused.status_code == 503
+    assert "/wake_up" in refused.json()["error"]["message"]
+    assert httpx.post(f"{server.url}/wake_up", timeout=60).status_code == 200
+    assert server.get("/ready").status_code == 200
 
 
 def await_answer(server: Server, body: dict) -> dict:

@@ -85,7 +85,8 @@ def open_library(environment):
     ``CARDAN_CPU_ISA`` names."""
     level = usable_levels("aarch64", FEATURES, environment)[0]
     files = sources(Path(native.__file__).parent)
-    flags = (*BASE_FLAGS, *level.flags, "-O1")
+    # As they are shipped, since from -O2 on the compiler chooses vectors of its own.
+    flags = (*BASE_FLAGS, *level.flags)
     compiler = Compiler((COMPILER,), "")
     kept = cache_root(environment) / cache_key([*files, _SERVER], compiler, flags)
     library = cached_library(kept) or compile_into(kept, files, compiler, flags)

@@ -25,6 +25,9 @@ TINY = (
 )
 ROOMY = ("--kv-cache-memory-bytes", "16MiB", "--max-num-seqs", "16")
 
+# An engine that had nothing to do for a second gives freed memory back.
+SECONDS_TO_REST = 1.5
+
 # So that whatever asks for the rest of the context gets little.
 SHORT = ("--max-model-len", "128")
 
@@ -71,13 +74,14 @@ class Footprint:
 
 
 def idle_footprint(server: Server, patience: float = 15.0) -> Footprint:
-    """The footprint once nothing runs; keep-alive connections of probes have been closed."""
+    """The footprint of rest: nothing runs, keep-alive connections of probes have been closed, and
+    the engine has given back what it freed."""
     server.wait_idle(patience)
     deadline = time.monotonic() + patience
     while server.get("/load").json()["server_load"]:
         assert time.monotonic() < deadline, "a request is still in flight at the edge"
         time.sleep(0.05)
-    time.sleep(0.2)
+    time.sleep(SECONDS_TO_REST)
     return Footprint.of(server)
 
 

@@ -21,7 +21,7 @@ PLAIN = (
     "/v1/models/{name}", "/v1/models", "/health", "/ready", "/ping", "/version", "/load",
     "/metrics",
 )  # fmt: skip
-UNSUPPORTED = ("tools",)
+UNSUPPORTED = ("tools", "tool_choice", "extra_args", "vllm_xargs")
 RANGES = {
     "max_tokens": (1, 4),
     "max_completion_tokens": (1, 4),

@@ -116,8 +116,8 @@ def test_the_same_object_twice_is_no_duplicate(acme):
 @pytest.mark.parametrize(
     ("contract", "expected"),
     [
-        ("(9, 0)", "written for contract 9.0"),
-        ("(0, 99)", "written for contract 0.99"),
+        ("(9, 0)", "needs contract 9.0, this cardan has 1.0"),
+        ("(0, 99)", "written for contract 0.99, this cardan has 1.0.* adapts: 0.1"),
         ("'0.1'", "must be a pair of integers"),
         (None, "states no contract"),
     ],

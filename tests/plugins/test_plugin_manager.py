@@ -7,13 +7,15 @@ import pytest
 from cardan.core.config.engine import EngineConfig
 from cardan.core.config.model import ModelConfig
 from cardan.core.config.plugins import PluginConfig
-from cardan.core.discovery import PLUGINS, Discovery
+from cardan.core.discovery import KERNELS, PLUGINS, Discovery
+from cardan.core.interfaces.capabilities import DeviceInfo
 from cardan.core.interfaces.errors import ConfigError, PluginError
 from cardan.core.interfaces.scheduling import RequestView
 from cardan.core.plugin_manager import PluginManager
 from cardan.core.types.outputs import EngineStats
 
-HEAD = "from cardan.core.interfaces.hooks import hookimpl\ncontract = (0, 1)\n"
+DEVICE = DeviceInfo(platform="acme", index=0, name="Acme", arch="a1")
+HEAD = "from cardan.core.interfaces.hooks import hookimpl\ncontract = (1, 0)\n"
 
 
 def plugin_source(*functions: str) -> str:
@@ -47,7 +49,7 @@ def test_a_plugin_contributes_vetoes_and_observes(acme):
     assert manager.implements("cardan_step_completed")
     assert not manager.implements("cardan_engine_started")
     manager.notify("cardan_step_completed", stats=EngineStats())
-    assert manager.metrics() == {"acme_steps": 1.0}
+    assert manager.metrics() == {"acme_watch": {"acme_steps": 1.0}}
     assert manager.health() == ()
 
 
@@ -56,7 +58,7 @@ def test_no_plugins_at_all():
     assert manager.plugins() == ()
     manager.notify("cardan_engine_started")
     assert manager.admit(request()) is None
-    assert manager.ops() == manager.kernels() == ()
+    assert manager.ops() == manager.kernels("acme", DEVICE) == ()
 
 
 def test_blocked_is_not_imported(acme, caplog):
@@ -107,7 +109,7 @@ def test_one_bad_plugin_does_not_stop_the_rest(acme, caplog):
             HEAD + "@hookimpl(wrapper=True)\ndef cardan_engine_started():\n    return (yield)\n",
             "cardan_engine_started is a wrapper",
         ),
-        ("contract = (7, 0)", "written for contract 7.0"),
+        ("contract = (7, 0)", "needs contract 7.0, this cardan has 1.0"),
         ("", "states no contract"),
     ],
 )
@@ -158,11 +160,11 @@ def test_the_first_veto_counts_in_pluggys_order(site):
 def test_contributions_are_checked(site, caplog):
     sources = {"wrong": plugin_source("def cardan_kernels():\n    return ['not a provider']")}
     manager = manager_of(site, sources)
-    assert manager.kernels() == ()
+    assert manager.kernels("acme", DEVICE) == ()
     assert "expected Provider objects" in caplog.text
     strict = PluginManager(PluginConfig(required=("wrong",)), Discovery())
     with pytest.raises(PluginError, match="required plugin wrong failed in cardan_kernels"):
-        strict.kernels()
+        strict.kernels("acme", DEVICE)
 
 
 def test_wrong_constraints_are_named(site, caplog):
@@ -181,7 +183,53 @@ def test_metrics_that_are_no_numbers(site, caplog):
     assert manager.metrics() == {}
     assert manager.metrics() == {}
     assert caplog.text.count("plugin words failed") == 1
-    assert manager.health() == ("sick: fever",)
+    assert manager.health() == ("plugin sick: fever",)
+
+
+@pytest.mark.parametrize(
+    ("gauges", "expected"),
+    [
+        ("{'a-b': 1}", "the gauge name 'a-b' must have"),
+        ("{3: 1}", "the gauge name 3 must have"),
+        ("{'9a': 1}", "no digit first"),
+        ("{f'g{i}': i for i in range(257)}", "257 gauges, at most 256"),
+    ],
+)
+def test_gauges_that_cannot_be_shown(site, caplog, gauges, expected):
+    sources = {"odd": plugin_source(f"def cardan_metrics():\n    return {gauges}")}
+    assert manager_of(site, sources).metrics() == {}
+    assert expected in caplog.text
+
+
+PACK = """
+from cardan.core.interfaces.kernels import Provider
+def fast(device):
+    return [Provider(op="rms_norm", name=f"fast.{device.arch}", load="fast_kernels:norm")]
+def wrong(device):
+    return [1]
+"""
+
+
+def test_kernels_of_a_third_party_for_a_platform(site, caplog):
+    entries = {"acme.fast": "fast_kernels:fast", "other.fast": "no_such_module:fast"}
+    site.install("fast", {KERNELS: entries}, {"fast_kernels": PACK})
+    manager = PluginManager(PluginConfig(), Discovery())
+    assert manager.kernel_packs("acme") == ("acme.fast",)
+    assert [item.name for item in manager.kernels("acme", DEVICE)] == ["fast.a1"]
+    assert not caplog.text
+    blocked = PluginManager(PluginConfig(blocked=("acme.fast",)), Discovery())
+    assert blocked.kernels("acme", DEVICE) == ()
+    assert manager.kernels("other", DEVICE) == manager.kernels("other", DEVICE) == ()
+    assert caplog.text.count("kernels other.fast are not used: cannot load other.fast") == 1
+
+
+def test_kernels_that_are_none(site, caplog):
+    site.install("fast", {KERNELS: {"acme.wrong": "fast_kernels:wrong"}}, {"fast_kernels": PACK})
+    assert PluginManager(PluginConfig(), Discovery()).kernels("acme", DEVICE) == ()
+    assert "kernels acme.wrong are not used: TypeError: expected Provider objects" in caplog.text
+    strict = PluginManager(PluginConfig(required=("acme.wrong",)), Discovery())
+    with pytest.raises(PluginError, match=r"required kernels acme\.wrong failed"):
+        strict.kernels("acme", DEVICE)
 
 
 def test_options_are_checked(acme):
@@ -193,7 +241,7 @@ def test_options_are_checked(acme):
 
 
 def test_a_plugin_class_that_cannot_be_made(site):
-    source = HEAD + "class Plugin:\n    contract = (0, 1)\n    def __init__(self):\n        1 / 0\n"
+    source = HEAD + "class Plugin:\n    contract = (1, 0)\n    def __init__(self):\n        1 / 0\n"
     site.install("boom", {PLUGINS: {"boom": "boom_module:Plugin"}}, {"boom_module": source})
     manager = PluginManager(PluginConfig(), Discovery())
     assert "ZeroDivisionError" in status_of(manager, "boom").reason

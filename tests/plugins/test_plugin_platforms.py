@@ -32,10 +32,10 @@ def test_a_broken_import_stops_selection(acme):
     ("body", "expected"),
     [
         ("Thing = 3", "states no contract"),
-        ("class Thing:\n    contract = (0, 1)", "is not a subclass"),
-        ("class Thing(Platform):\n    contract = (0, 1)\n    name = 'x'", "is named 'x'"),
+        ("class Thing:\n    contract = (1, 0)", "is not a subclass"),
+        ("class Thing(Platform):\n    contract = (1, 0)\n    name = 'x'", "is named 'x'"),
         (
-            "class Thing(Platform):\n    contract = (0, 1)\n    name = 'odd'",
+            "class Thing(Platform):\n    contract = (1, 0)\n    name = 'odd'",
             "does not implement devices, open, probe",
         ),
     ],

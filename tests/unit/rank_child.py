@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from cardan.core.interfaces.errors import ConfigError
+from cardan.core.interfaces.errors import ConfigError, OutOfMemoryError
 from cardan.core.interfaces.executor import ModelExecutor, WarmupReport
 from cardan.core.runner.rank_channel import RankChannel
 from cardan.core.runner.rank_messages import Forward, encode
@@ -44,6 +44,8 @@ class Executor(ModelExecutor):
             # The highest rank fails first, the others because of it.
             time.sleep(0.2 * (3 - self.rank))
             raise ValueError(f"nothing left on rank {self.rank}")
+        if what == "full":
+            raise OutOfMemoryError("no memory left")
         if what == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if what == "hang":
@@ -72,6 +74,15 @@ class Executor(ModelExecutor):
     def sample(self, step, mask=None):
         bits = "" if mask is None else f" {list(mask.rows)} {mask.bits.tolist()}"
         self.note(f"sample {step.step_id}{bits}")
+
+    def sleep(self, level):
+        self.misbehave("sleep")
+        self.note(f"sleep {level}")
+
+    def wake(self, tags):
+        self.misbehave("wake")
+        self.note(f"wake {list(tags)}")
+        return []
 
     def close(self):
         self.misbehave("close")

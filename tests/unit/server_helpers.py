@@ -117,6 +117,18 @@ class FakeEngine:
     requests: list = field(default_factory=list)
     aborted: list = field(default_factory=list)
     num_live: int = 0
+    sleep_level: int = 0
+    sleep_error: Exception | None = None
+
+    async def sleep(self, level=1, mode="wait") -> None:
+        if self.sleep_error is not None:
+            raise self.sleep_error
+        self.sleep_level = level
+        self.sleep_mode = mode
+
+    async def wake_up(self, tags=None) -> None:
+        self.woken = tags
+        self.sleep_level = 0
 
     async def encode(self, prompt, params=None) -> list[int]:
         match prompt:

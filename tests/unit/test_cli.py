@@ -16,6 +16,7 @@ from cardan.cli.main import main
 from cardan.cli.options import EngineOptions
 from cardan.cli.values import parse_bytes, parse_count, parse_model_len
 from cardan.core.config.engine import EngineConfig
+from cardan.core.config.engine_process import EngineProcessConfig
 from cardan.core.config.fallbacks import FALLBACKS
 from cardan.core.config.model import ModelConfig
 from cardan.core.config.server import ServerConfig
@@ -58,12 +59,10 @@ def stack(monkeypatch):
         Stack.seen += (config,)
         return Stack.sock
 
-    async def open_async_engine(
-        config, *, in_process, step_timeout, hang_timeout, max_restarts, meanwhile
-    ):
+    async def open_async_engine(config, *, in_process, process, meanwhile):
         assert in_process is False
         meanwhile()
-        Stack.supervision = (step_timeout, hang_timeout, max_restarts)
+        Stack.process = process
         Stack.seen += (config,)
         return Stack.engine
 
@@ -122,7 +121,7 @@ def test_every_option_reaches_its_setting(served, stack):
         "--api-key", "k2", "--served-model-name", "n1", "--served-model-name", "n2",
         "--allowed-origins", "*", "--shutdown-timeout", "2.5", "--enable-log-requests",
         "--step-timeout", "7.5", "--hang-timeout", "8.5", "--max-engine-restarts", "9",
-        "--root-path", "/llm",
+        "--root-path", "/llm", "--engine-python", "/venv/bin/python",
     )  # fmt: skip
     expected = {
         "model.model": "m", "model.tokenizer": "t", "model.revision": "r",
@@ -151,13 +150,13 @@ def test_every_option_reaches_its_setting(served, stack):
         served_model_names=("n1", "n2"),
         allowed_origins=("*",),
         shutdown_timeout=2.5,
-        step_timeout=7.5,
-        hang_timeout=8.5,
-        max_engine_restarts=9,
+        engine_process=EngineProcessConfig(
+            step_timeout=7.5, hang_timeout=8.5, max_restarts=9, python="/venv/bin/python"
+        ),
         enable_log_requests=True,
         root_path="/llm",
     )
-    assert stack.supervision == (7.5, 8.5, 9)
+    assert stack.process == server.engine_process
 
 
 def test_underscores_are_dashes(served):

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from cardan.core.interfaces.signature import (
     contract_signatures,
     recorded_hash,
 )
+from cardan.core.interfaces.version import REVISIONS
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "contract"
 
@@ -88,6 +90,31 @@ def test_signatures_count(copied, module, old, new):
 )
 def test_the_rest_does_not(copied, module, old, new):
     assert not copied(module, old, new)
+
+
+def test_a_change_shows_which_interface_it_is_in(copied, tmp_path):
+    before = contract_hash(tmp_path)
+    copied("platform", "def child_env(", "def child_environment(")
+    after = contract_hash(tmp_path)
+    assert after.unraised(before) == ("platform",)
+    assert before.unraised(before) == ()
+    raised = replace(
+        after.interfaces["platform"], revision=after.interfaces["platform"].revision + 1
+    )
+    interfaces = {**after.interfaces, "platform": raised}
+    assert replace(after, interfaces=interfaces).unraised(before) == ()
+
+
+def test_every_interface_has_a_revision():
+    names = {line.partition(".")[0] for line in contract_signatures()}
+    assert names - {"version"} == set(REVISIONS)
+
+
+def test_the_file_is_read_as_it_is_written(tmp_path):
+    present = contract_hash()
+    (tmp_path / "hash").write_text(f"{present}\n")
+    assert recorded_hash(tmp_path / "hash") == present
+    assert recorded_hash(tmp_path / "none") is None
 
 
 def test_signatures_do_not_depend_on_the_order_of_functions(tmp_path):

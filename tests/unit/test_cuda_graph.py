@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cardan.core.interfaces.errors import OutOfMemoryError, UnsupportedError
-from cardan.platforms.cuda.graph import capture_graph
+from cardan.platforms.shared.gpu.graph import capture_graph
 
 
 class Stream:

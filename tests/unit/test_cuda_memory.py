@@ -13,10 +13,14 @@ from cardan.core.interfaces.attention import KVLayout
 from cardan.core.interfaces.errors import ConfigError, OutOfMemoryError, UnsupportedError
 from cardan.core.interfaces.memory import MemoryInfo
 from cardan.core.types.kv import KVCacheGroup, KVCacheSpec
-from cardan.platforms.cuda import memory
-from cardan.platforms.cuda.host_pool import CudaHostPool
-from cardan.platforms.cuda.memory import CudaMemoryAllocator
-from cardan.platforms.cuda.streams import CudaStream
+from cardan.core.types.sampling_params import SamplingParams
+from cardan.llm import LLM
+from cardan.platforms.cpu.platform import CpuPlatform
+from cardan.platforms.shared.gpu import memory
+from cardan.platforms.shared.gpu.host_pool import GpuHostPool
+from cardan.platforms.shared.gpu.memory import GpuMemoryAllocator
+from cardan.platforms.shared.gpu.streams import GpuStream
+from cardan.testing.tiny_models import make_tiny_model, prompt_ids
 
 HOST = torch.device("cpu")
 SPEC = KVCacheSpec("full", 4, 2, 8, 8, "float32")
@@ -52,7 +56,7 @@ def runtime(monkeypatch):
 
 
 def test_locked_memory_has_its_exact_size_and_is_given_back(runtime):
-    pool = CudaHostPool(70_000, True, HOST)
+    pool = GpuHostPool(70_000, True, HOST)
     assert list(runtime.locked.values()) == [70_000]
     view = pool.buffer()
     view[:] = b"\7" * 70_000
@@ -66,24 +70,24 @@ def test_locked_memory_has_its_exact_size_and_is_given_back(runtime):
 
 
 def test_memory_that_need_not_be_locked(runtime):
-    assert len(CudaHostPool(5, False, HOST).buffer()) == 5
-    assert len(CudaHostPool(0, True, HOST).buffer()) == 0
+    assert len(GpuHostPool(5, False, HOST).buffer()) == 5
+    assert len(GpuHostPool(0, True, HOST).buffer()) == 0
     assert not runtime.locked
 
 
 def test_host_pools_that_are_refused_say_what_to_do(runtime):
     runtime.most = 100
     with pytest.raises(OutOfMemoryError, match=r"CUDA error 2 .*ulimit -l"):
-        CudaHostPool(101, True, HOST)
+        GpuHostPool(101, True, HOST)
     with pytest.raises(OutOfMemoryError, match="does not fit"):
-        CudaHostPool(1 << 62, False, HOST)
+        GpuHostPool(1 << 62, False, HOST)
     with pytest.raises(ConfigError, match="at least 0"):
-        CudaHostPool(-1, True, HOST)
+        GpuHostPool(-1, True, HOST)
 
 
 def test_taking_note_of_weights_imports_no_compiler():
     code = (
-        "import sys, torch; from cardan.platforms.cuda.sleep import StorageRecord as Record\n"
+        "import sys, torch; from cardan.platforms.shared.gpu.sleep import StorageRecord as Record\n"
         "with Record(torch.device('cpu')): torch.ones(3)\n"
         "print([name for name in ('torch._dynamo', 'triton', 'sympy') if name in sys.modules])"
     )
@@ -101,7 +105,7 @@ def allocator(runtime, monkeypatch):
         torch_device, "_zeros", lambda shape, dtype, device: torch.zeros(shape, dtype=dtype)
     )
     monkeypatch.setattr(memory, "memory_info", lambda device: MemoryInfo(1 << 30, 1 << 30))
-    return CudaMemoryAllocator(HOST, SimpleNamespace(synchronize=lambda: None))
+    return GpuMemoryAllocator(HOST, SimpleNamespace(synchronize=lambda: None))
 
 
 class Model:
@@ -147,7 +151,7 @@ def test_weights_that_are_dropped_are_lost(allocator, runtime):
     assert model.bias.tolist() == [0.0] * 3
 
 
-def test_one_tag_alone(allocator):
+def test_one_tag_alone(allocator, runtime):
     model = Model(allocator)
     view = allocator.kv_pool(KVCacheGroup((0,), SPEC), KVLayout(), 3).view(0)
     allocator.sleep(1, ("kv",))
@@ -156,9 +160,36 @@ def test_one_tag_alone(allocator):
     allocator.sleep(1, ("weights",))
     assert held(view) > 0
     assert held(model.bias) == 0
+    assert runtime.locked
     allocator.close()
+    assert not runtime.locked
     with pytest.raises(UnsupportedError, match="does not sleep"):
         allocator.wake()
+
+
+def test_tags_wake_one_after_the_other(allocator, runtime):
+    model = Model(allocator)
+    view = allocator.kv_pool(KVCacheGroup((0,), SPEC), KVLayout(), 3).view(0)
+    allocator.sleep(1, ("kv", "weights"))
+    assert allocator.wake(("weights",)).lost == {"graphs"}
+    assert not runtime.locked
+    assert (held(view), model.bias.tolist()) == (0, [2.0] * 3)
+    with pytest.raises(UnsupportedError, match=r"does not sleep with \('weights',\)"):
+        allocator.wake(("weights",))
+    with pytest.raises(UnsupportedError, match="sleeps already"):
+        allocator.sleep(1, ("weights",))
+    assert allocator.wake(("kv", "weights")).lost == {"kv", "graphs"}
+    assert held(view) > 0
+    with pytest.raises(UnsupportedError, match=r"does not sleep$"):
+        allocator.wake()
+
+
+def test_closed_host_pools_are_forgotten(allocator):
+    pools = [allocator.host_pool(10) for _ in range(3)]
+    for pool in pools:
+        pool.close()
+    last = allocator.host_pool(10)
+    assert allocator._host_pools == [last]
 
 
 def test_sleep_that_cannot_be(allocator, runtime):
@@ -208,7 +239,7 @@ def test_pairs_of_copies_may_be_on_the_host(allocator, monkeypatch):
     """A copy on a stream of its own waits for the device's current stream, not for the pairs'."""
     asked, waited = [], []
 
-    class Side(CudaStream):
+    class Side(GpuStream):
         def __init__(self):
             self.stream = None
 
@@ -225,9 +256,40 @@ def test_pairs_of_copies_may_be_on_the_host(allocator, monkeypatch):
             return "event"
 
     monkeypatch.setattr("torch.cuda.current_stream", lambda device: asked.append(device))
-    monkeypatch.setattr(memory, "CudaEvent", lambda stream: "before")
+    monkeypatch.setattr(memory, "GpuEvent", lambda stream: "before")
     pool = allocator.kv_pool(KVCacheGroup((0,), SPEC), KVLayout(), 3)
     pool.view(0)[1] = 4.0
     assert allocator.copy_blocks(pool, pool, torch.tensor([[1, 2]]), Side()) == "event"
     assert (asked, waited) == ([HOST], ["before"])
     assert pool.view(0)[2].unique().tolist() == [4.0]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_whole_engine_sleeps_on_storages(allocator, monkeypatch, tmp_path, level):
+    """Plain torch computes on what moves meanwhile: weights, tables of positions, caches."""
+    monkeypatch.setattr(torch_device, "TorchMemoryAllocator", lambda *_of: allocator)
+    for name in ("kernels", "attention"):
+        monkeypatch.setattr(CpuPlatform, name, lambda self, device: ())
+    make_tiny_model("qwen3", tmp_path)
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    settings = {"num_blocks": 16, "max_num_seqs": 2, "dtype": "float32", "load_format": "dummy"}
+    with LLM(str(tmp_path), platform="cpu", **settings) as llm:
+
+        def answers():
+            found = llm.generate([prompt_ids(9), prompt_ids(33)], params, use_tqdm=False)
+            return [output.outputs[0].token_ids for output in found]
+
+        before = answers()
+        weights = allocator._weights.storages()
+        num_bytes = sum(storage.nbytes() for storage in weights)
+        assert num_bytes > 4 * 100_000
+        if level == 2:
+            weights.clear()
+        for _ in range(2):
+            llm.sleep(level)
+            left = allocator._weights.storages()
+            assert sum(storage.nbytes() for storage in left) == 0
+            assert len(left) == len(weights)
+            llm.wake_up()
+            assert sum(storage.nbytes() for storage in allocator._weights.storages()) == num_bytes
+            assert answers() == before

@@ -266,7 +266,7 @@ def test_which_device_of_torch_is_opened(monkeypatch, uuid, seen, index):
     monkeypatch.setattr(
         "torch.cuda.get_device_properties", lambda place: SimpleNamespace(uuid=seen[place])
     )
-    monkeypatch.setattr(device, "CudaDevice", lambda info, capabilities, place: place)
+    monkeypatch.setattr(device, "GpuDevice", lambda info, capabilities, place: place)
     info = DeviceInfo(platform="cuda", index=0, name="H200", arch="sm_90", details={"uuid": uuid})
     if index is None:
         with pytest.raises(PluginError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):

@@ -16,6 +16,7 @@ from engine_stub import INFO
 
 from cardan.core.engine.client import EngineParts
 from cardan.core.engine.engine_process import receive_config, run_engine
+from cardan.core.engine.loop import Unobserved
 from cardan.core.types.outputs import StepOutputs
 
 
@@ -38,7 +39,7 @@ def close(reason):
         threading.Event().wait()
 
 
-parts = EngineParts(IdleEngine(), INFO, None, lambda: None, close)
+parts = EngineParts(IdleEngine(), INFO, Unobserved(), lambda: None, close)
 sys.exit(run_engine(sock, lambda: parts))
 """
 

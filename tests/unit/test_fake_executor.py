@@ -158,7 +158,7 @@ def test_the_executor_cannot_act_out_kernel_faults():
     platform = FakePlatform(digest(faults=frozenset({"wrong_mask"})))
     device = platform.open(platform.devices()[0])
     with pytest.raises(ConfigError, match="cannot act out fault=wrong_mask"):
-        platform.executor(device, None)
+        platform.executor(device, None, None)
     with pytest.raises(UnsupportedError, match="belong to its executor"):
         device.memory.kv_pool(None, None, 2)
 

@@ -63,7 +63,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data(), block_hash=st.sampled_from([b"a", b"b", b"c", b"d"]))
     def cache(self, data, block_hash):
         block = data.draw(st.sampled_from(self.used()))
-        self.pool.cache(block.id, block_hash)
+        self.pool.cache([block.id], [block_hash])
         taken = any(other.hash == block_hash for other in self.blocks.values())
         if block.hash is None and not taken:
             block.hash = block_hash
@@ -127,10 +127,10 @@ def test_the_least_recently_released_goes_first_and_empty_ones_before():
     pool = BlockPool(7)
     first = pool.allocate(3)
     for block_id in first[:2]:
-        pool.cache(block_id, b"%d" % block_id)
+        pool.cache([block_id], [b"%d" % block_id])
     second = pool.allocate(2)
     for block_id in second:
-        pool.cache(block_id, b"%d" % block_id)
+        pool.cache([block_id], [b"%d" % block_id])
     pool.release(second)
     pool.release(first)
     assert set(pool.allocate(2)) == {first[2], 6}
@@ -141,8 +141,8 @@ def test_the_least_recently_released_goes_first_and_empty_ones_before():
 def test_a_found_block_moves_to_the_end_when_released_again():
     pool = BlockPool(3)
     one, two = pool.allocate(2)
-    pool.cache(one, b"1")
-    pool.cache(two, b"2")
+    pool.cache([one], [b"1"])
+    pool.cache([two], [b"2"])
     pool.release([one, two])
     pool.reference([one])
     pool.release([one])
@@ -152,8 +152,8 @@ def test_a_found_block_moves_to_the_end_when_released_again():
 def test_a_free_block_that_is_forgotten_goes_before_those_worth_keeping():
     pool = BlockPool(3)
     one, two = pool.allocate(2)
-    pool.cache(one, b"1")
-    pool.cache(two, b"2")
+    pool.cache([one], [b"1"])
+    pool.cache([two], [b"2"])
     pool.release([one, two])
     pool.forget(two)
     assert pool.allocate(1) == [two]
@@ -163,9 +163,9 @@ def test_a_free_block_that_is_forgotten_goes_before_those_worth_keeping():
 def test_of_two_blocks_of_equal_content_the_first_is_found():
     pool = BlockPool(3)
     one, two = pool.allocate(2)
-    pool.cache(one, b"x")
-    pool.cache(two, b"x")
-    pool.cache(one, b"other")
+    pool.cache([one], [b"x"])
+    pool.cache([two], [b"x"])
+    pool.cache([one], [b"other"])
     assert pool.lookup(b"x") == one
     assert pool.lookup(b"other") is None
     pool.release([one, two])

@@ -76,6 +76,10 @@ class ManagerAgainstModel(RuleBasedStateMachine):
             holder.key = self.num_keys = self.num_keys + 1
             self.manager.announce(holder.blocks, holder.token_ids, holder.key)
 
+    @rule()
+    def name_announced(self):
+        self.manager.name_announced()
+
     @rule(values=st.lists(st.integers(0, 1), min_size=1, max_size=9))
     def ask_who_computes_the_next_block(self, values):
         asking, token_ids = self.manager.new_sequence(ROOT, ()), tokens(*values)
@@ -217,6 +221,44 @@ def test_the_last_token_is_never_taken_from_the_cache(length):
     manager.free(filled(manager, token_ids))
     prefix = manager.find_cached(manager.new_sequence(ROOT, ()), token_ids[:length])
     assert prefix.num_blocks == (length - 1) // 4
+
+
+def test_who_finds_no_block_makes_one_hash_and_an_announcement_none():
+    manager = KVCacheManager(kv_config(40, 4), True)
+    token_ids = tokens(*range(100))
+    sequence = manager.new_sequence(ROOT, ())
+    manager.attach(sequence, manager.find_cached(sequence, token_ids))
+    assert len(sequence.hashes) == 1
+    manager.extend(sequence, 100)
+    manager.announce(sequence, token_ids, 7)
+    assert len(sequence.hashes) == 1
+    manager.name_announced()
+    assert len(sequence.hashes) == 25
+    assert set(manager._announced.values()) == {7}
+    assert manager.num_announced == 25
+
+
+@pytest.mark.parametrize("cached", range(0, 26))
+def test_a_prefix_of_any_length_is_found_whole(cached):
+    manager = KVCacheManager(kv_config(80, 4), True)
+    token_ids = tokens(*range(100))
+    filled(manager, token_ids[: 4 * cached])
+    asking = manager.new_sequence(ROOT, ())
+    assert manager.find_cached(asking, token_ids).num_blocks == min(cached, 24)
+    expected = []
+    extend_chain(expected, ROOT, token_ids, 4, len(asking.hashes))
+    assert asking.hashes == expected
+
+
+def test_what_was_announced_by_a_sequence_freed_before_it_had_a_name_is_void():
+    manager = KVCacheManager(kv_config(20, 4), True)
+    token_ids = tokens(*range(12))
+    sequence = manager.new_sequence(ROOT, ())
+    manager.extend(sequence, 12)
+    manager.announce(sequence, token_ids, 7)
+    manager.free(sequence)
+    assert manager.announcer_of_next(manager.new_sequence(ROOT, ()), token_ids) is None
+    assert manager.num_announced == 0
 
 
 def test_without_prefix_caching_nothing_is_found_or_hashed():

@@ -11,7 +11,7 @@ from cardan.bootstrap.engine_builder import build_engine
 from cardan.core.interfaces.errors import ConfigError, OutOfMemoryError
 from cardan.core.kvcache.sizing import fit_model_len, size_cache
 from cardan.core.runner.graphs import GraphManager
-from cardan.core.runner.rehearsal import StepLimits, largest_step
+from cardan.core.runner.rehearsal import StepLimits, largest_step, longest_prompt
 from cardan.core.types.request import EngineRequest
 from cardan.core.types.sampling_params import SamplingParams
 from cardan.llm import config_from_settings
@@ -111,6 +111,18 @@ def test_the_largest_step_is_as_large_as_limits_allow():
             assert len(new.block_ids) == 2
             # What is sampled has a place behind the known tokens.
             assert length == 1 or len(new.token_ids) < length
+
+
+def test_the_longest_prompt_is_new_and_follows_the_largest_step():
+    for tokens, rows, length in itertools.product((1, 7, 64), (1, 3, 8), (1, 2, 5, 300)):
+        limits = StepLimits(tokens, rows, length, 2)
+        plan = longest_prompt(limits, num_groups=2)
+        assert plan.freed_rows == largest_step(limits, num_groups=2).rows.tolist()
+        assert plan.num_scheduled_tokens.tolist() == [min(tokens, max(1, length - 1))]
+        assert plan.num_computed_tokens.tolist() == [0]
+        assert plan.samples.tolist() == [length > 1]
+        (new,) = plan.new_rows
+        assert len(new.token_ids) == new.num_prompt_tokens == plan.num_scheduled_tokens[0]
 
 
 # -- the arithmetic ---------------------------------------------------------------------------

@@ -189,7 +189,7 @@ class PartialScheme(QuantScheme):
     """Takes the head and the MLPs only."""
 
     name = "partial"
-    contract = (0, 1)
+    contract = (1, 0)
 
     @classmethod
     def detect(cls, config):

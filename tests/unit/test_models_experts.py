@@ -133,7 +133,7 @@ def test_experts_take_memory_while_their_layer_is_loaded(tmp_path):
 
 class AnyScheme(QuantScheme):
     name = "any"
-    contract = (0, 1)
+    contract = (1, 0)
 
     @classmethod
     def detect(cls, config):

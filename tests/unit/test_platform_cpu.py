@@ -248,6 +248,16 @@ def test_unusable_thread_number(machine):
         platform.open(device)
 
 
+def test_opening_begins_to_build_the_kernels_before_torch_is_imported():
+    code = (
+        "import sys; from cardan.platforms.cpu import platform; seen = [];"
+        "platform.start_building = lambda: seen.append('torch' in sys.modules);"
+        "p = platform.CpuPlatform(); p.open(p.devices()[0]).close();"
+        "sys.exit(seen != [False] or 'torch' not in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_importing_and_probing_load_no_torch():
     code = (
         "import sys; from cardan.platforms.cpu.platform import CpuPlatform; p = CpuPlatform();"

@@ -477,7 +477,7 @@ def test_a_decode_step_makes_few_calls_for_any_number_of_rows():
             with Calls() as calls:
                 model_runner.forward(plan)
                 handle = model_runner.sample(plan, None)
-            requests.advance(plan, handle.sampled.token_ids.tolist())
+            requests.advance(plan, handle.result().token_ids[:, 0].tolist())
         counts[num_rows] = calls.names
     # The copy; rows of hidden states and logits; the sampled tokens, converted and written.
     wanted = ["copy_.default", "slice.Tensor", "_to_copy.default", "index_copy_.default"]

@@ -4,9 +4,13 @@ import pytest
 import torch
 
 from cardan.bootstrap.engine_builder import build_engine
+from cardan.core.interfaces.errors import UnsupportedError
+from cardan.core.runner.step_handle import DeviceStepHandle
 from cardan.core.types.request import EngineRequest
 from cardan.core.types.sampling_params import SamplingParams
 from cardan.llm import config_from_settings
+from cardan.testing.fake.memory import FakeMemory
+from cardan.testing.fake.settings import VARIABLE
 from cardan.testing.tiny_models import make_tiny_model, prompt_ids
 
 LENGTHS = (3, 30, 1, 45, 9)
@@ -136,3 +140,31 @@ def test_a_bad_token_in_any_chunk_fails_its_request_alone(start, llama, place):
     found = runs.run([sound, bad, sound])
     assert found[0] == found[2] == truth
     assert "not finite" in found[1] or "NaN" in found[1]
+
+
+def test_a_replay_flags_nobody_of_the_step_before(start, llama, monkeypatch):
+    """Without page-locked memory results are read after the next step, which has other rows."""
+
+    def refuse(memory, num_bytes, pinned=True):
+        raise UnsupportedError("this device offers no host pool")
+
+    monkeypatch.setattr(FakeMemory, "host_pool", refuse)
+    monkeypatch.setenv(VARIABLE, "graphs=full depth=1")
+    runs = start(llama[0], platform="fake", long_prefill_token_threshold=16)
+    device, usual = runs.engine._executor._parts.device, DeviceStepHandle.result
+
+    def late(handle):
+        device.synchronize()  # the next step has run, too
+        return usual(handle)
+
+    monkeypatch.setattr(DeviceStepHandle, "result", late)
+    with torch.inference_mode():
+        runs.model.embed_tokens.method.table[BAD_TOKEN] = torch.nan
+    sound = [token for token in prompt_ids(70, 1) if token != BAD_TOKEN][:60]
+    bad = list(sound)
+    bad[40] = BAD_TOKEN
+    # The first one ends in the second step; the bad token takes its place in the third.
+    found = runs.run([sound[:20], bad, sound, sound], max_tokens=1)
+    assert found[0] == greedy(llama[1], sound[:20])[:1]
+    assert "not finite" in found[1] or "NaN" in found[1]
+    assert found[2] == found[3] == greedy(llama[1], sound)[:1]

@@ -145,11 +145,40 @@ def test_all_ranks_do_the_same(start, tmp_path):
         step = a_step(step_id)
         executor.forward(step)
         executor.sample(step, mask)
+    executor.sleep(2)
+    assert executor.wake(["kv", "weights"]) == []
     executor.close()
     lines = own.read_text(encoding="utf-8").splitlines()
     assert lines[:2] == ["load", "bind_kv 12"]
-    assert lines[-2:] == ["sample 2 [3] [[5, -1]]", "close"]
+    assert lines[-4:-2] == ["sample 2 [3] [[5, -1]]", "sleep 2"]
+    assert lines[-2:] == ["wake ['kv', 'weights']", "close"]
     assert log.read_text(encoding="utf-8").splitlines() == [*lines, "closed"]
+
+
+def sleep_and_step(executor):
+    executor.sleep(1)
+    executor.wake(["kv"])
+    run_steps(executor, 50)
+
+
+@pytest.mark.parametrize(
+    ("act", "place"), [("full@sleep", 0), ("full@wake", 1), ("full@forward", 0)]
+)
+def test_ranks_go_on_together_or_not_at_all(start, act, place):
+    """A single executor survives this; of several some would be elsewhere."""
+    executor = executor_of(start(act=act if place else ""), act="" if place else act)
+    with pytest.raises(RankFailed, match=f"rank {place}: no memory left"):
+        sleep_and_step(executor)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_refusal_to_wake_is_the_end_of_all_ranks(start, place):
+    """The engine goes on after a ``ConfigError``, but a rank is gone or has answers unread."""
+    act = "config@wake"
+    executor = executor_of(start(act=act if place else ""), act="" if place else act)
+    executor.sleep(2)
+    with pytest.raises(RankFailed, match=r"model.dtype is odd"):
+        executor.wake(["weights"])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cardan.core.sampling.random_stream import random_streams, uniforms
+from cardan.core.interfaces.random_stream import random_streams, uniforms
 
 
 def drawn(seeds, positions):

@@ -16,7 +16,7 @@ from sampling_helpers import (
 )
 
 from cardan.core.interfaces.executor import TokenMask
-from cardan.core.sampling.random_stream import random_streams, uniforms
+from cardan.core.interfaces.random_stream import random_streams, uniforms
 from cardan.core.sampling.sampler import BAD_LOGITS, NO_TOKEN_LEFT
 from cardan.core.types.sampling_params import SamplingParams
 

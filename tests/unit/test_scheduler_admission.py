@@ -97,7 +97,7 @@ def test_a_cap_on_waiting_tokens_counts_every_sample():
 
 
 class Choosy(SchedulingPolicy):
-    name, contract = "choosy", (0, 1)
+    name, contract = "choosy", (1, 0)
 
     def __init__(self):
         self.seen = []

@@ -47,7 +47,7 @@ def make_platform(name, probe, num_devices=1, claims=(), open_error=None, closes
     closed = []
 
     class Stub(Platform):
-        contract = (0, 1)
+        contract = (1, 0)
 
         def probe(self):
             if isinstance(probe, BaseException):
@@ -223,6 +223,37 @@ def test_claims_collide_until_the_holder_is_closed():
         runtime.open(second, second.devices()[0])
         with pytest.raises(ConfigError, match="closed it already"):
             runtime.close_device(device)
+
+
+def test_claims_are_the_process_s_whoever_opened():
+    first = make_platform("a", Probe.present(1), num_devices=2, claims=["slot"])
+    second = make_platform("b", Probe.present(1), claims=["slot"])
+    with Runtime() as outer:
+        one, two = (outer.open(first, info) for info in first.devices())
+        with Runtime() as inner:
+            with pytest.raises(ConfigError, match="platforms a and b both claim slot"):
+                inner.open(second, second.devices()[0])
+            again = inner.open(first, first.devices()[0])
+            outer.close_device(one)
+            outer.close_device(two)
+            with pytest.raises(ConfigError, match="both claim slot"):
+                outer.open(second, second.devices()[0])
+            inner.close_device(again)
+            inner.open(second, second.devices()[0])
+        outer.open(first, first.devices()[0])
+    with Runtime() as later:
+        later.open(second, second.devices()[0])
+
+
+def test_a_platform_takes_all_its_claims_or_none():
+    first = make_platform("a", Probe.present(1), claims=["y"])
+    second = make_platform("b", Probe.present(1), claims=["x", "y"])
+    third = make_platform("c", Probe.present(1), claims=["x"])
+    with Runtime() as runtime:
+        runtime.open(first, first.devices()[0])
+        with pytest.raises(ConfigError, match="platforms a and b both claim y"):
+            runtime.open(second, second.devices()[0])
+        runtime.open(third, third.devices()[0])
 
 
 def test_failures_to_open_are_named_and_claim_nothing():

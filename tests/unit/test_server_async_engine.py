@@ -25,6 +25,7 @@ class ScriptedClient:
     """Says ``ANSWER`` to every request, one token a step, on a thread of its own."""
 
     info = INFO
+    sleep_level = 0
     delay = 0.001
 
     def __init__(self):

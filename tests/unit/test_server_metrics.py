@@ -156,6 +156,23 @@ def test_age_of_the_last_step(server):
     assert Scrape(server).both("last_step_age_seconds") == 12.5
 
 
+def test_gauges_of_plugins(server):
+    gauges = {"first": {"heat": 3.5, "load": 1.0}, "second": {"heat": float("inf")}}
+    server.engine.state = EngineHealth("ready", plugin_gauges=gauges)
+    scrape = Scrape(server)
+    found = {
+        (name, dict(labels)["plugin"]): value
+        for (name, labels), value in scrape.samples.items()
+        if name.startswith("cardan:plugin_")
+    }
+    assert found == {
+        ("cardan:plugin_heat", "first"): 3.5,
+        ("cardan:plugin_heat", "second"): float("inf"),
+        ("cardan:plugin_load", "first"): 1.0,
+    }
+    assert scrape.text.count("# TYPE cardan:plugin_heat gauge") == 1
+
+
 def test_http_requests_by_route_and_status(server):
     server.chat()
     server.chat(stream=True)

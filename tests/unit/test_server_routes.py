@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from server_helpers import BEGIN, END, FakeEngine, Sample, read_events, running, strict_json
 
-from cardan.core.types.engine_info import EngineHealth
+from cardan.core.types.engine_info import EngineHealth, PluginReport, running_health
 from cardan.core.types.prompt import TokenPrompt
 
 
@@ -258,6 +258,14 @@ def test_health(server):
         response = server.http.get(path)
         assert response.status_code == 503
         assert response.json()["error"]["message"] == "the engine is stuck: no step for 61 s"
+
+
+def test_a_plugin_that_says_unhealthy(server):
+    server.engine.state = running_health(0.0, PluginReport({}, ("plugin acme: too hot",)))
+    response = server.http.get("/health")
+    assert response.status_code == 503
+    assert response.json()["error"]["message"] == "the engine is unhealthy: plugin acme: too hot"
+    assert server.complete().status_code == 200
 
 
 def test_small_routes(server):

@@ -308,6 +308,7 @@ class ScriptedClient:
     """Computes a prompt in two chunks, then says ``ANSWER`` token by token."""
 
     info = INFO
+    sleep_level = 0
 
     def __init__(self):
         self.hold = threading.Event()

@@ -65,7 +65,7 @@ BOTH = [
     ("suffix", "x"), ("prompt_embeds", "AAAA"), ("modalities", ["audio"]), ("audio", {}),
     ("reasoning_effort", "high"), ("thinking_token_budget", 10), ("logprob_token_ids", [1]),
     ("repetition_detection", {"min_count": 2}), ("watermarking", True),
-    ("kv_transfer_params", {"a": 1}), ("ec_transfer_params", {"a": 1}), ("vllm_xargs", {"a": 1}),
+    ("kv_transfer_params", {"a": 1}), ("ec_transfer_params", {"a": 1}), ("vllm_xargs", {"a": {}}),
     ("chat_template", "{{ x }}"), ("media_io_kwargs", {}), ("mm_processor_kwargs", {}),
 ]  # fmt: skip
 

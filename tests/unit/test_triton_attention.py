@@ -13,12 +13,13 @@ from cardan.core.interfaces.errors import UnsupportedError
 from cardan.core.interfaces.torch_device import TorchDevice
 from cardan.platforms.cpu.platform import CpuPlatform
 from cardan.platforms.shared.triton.attention_tuning import (
-    DeviceSizes,
     HeadSizes,
+    PrefillTuning,
     decode_tuning,
-    fresh_tuning,
+    prefill_tuning,
     ragged_tuning,
 )
+from cardan.platforms.shared.triton.targets import DeviceSizes
 from cardan.testing.conformance.attention_bench import AttentionBench, LayerCase
 from cardan.testing.conformance.attention_truth import attend_row
 from cardan.testing.conformance.paged_batches import Geometry, PagedBatch
@@ -190,18 +191,96 @@ def test_steps_of_one_token_a_row_are_no_prompts(bench):
     """Nothing is kept of them, whatever their lengths."""
     batch = PagedBatch(PLAIN, [(1, 1), (1, 1)], 0, bench.placement(PLAIN)).batch
     plan = bench.build(PLAIN, bench.placement(PLAIN).layout).plan(batch)
-    assert not plan.is_fresh
+    assert not plan.long_rows.is_fresh
 
 
 @pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16"}, {"heads": 6}], ids=str)
 def test_prompts_without_earlier_keys(bench, changes):
     """Their keys are read where the step made them, past rows' ends and at the end of all."""
     case = replace(LayerCase(geometry=replace(PLAIN, **changes)), lse=True)
-    for rows in ([(130, 130), (1, 30), (40, 40), (2, 2)], [(70, 70)]):
+    for rows in ([(130, 130), (1, 30), (2, 2)], [(70, 70)]):
         batch = PagedBatch(case.geometry, rows, 0, bench.placement(case.geometry))
         backend = bench.build(case.geometry, batch.placement.layout)
-        assert backend.plan(batch.batch).is_fresh
+        assert backend.plan(batch.batch).long_rows.is_fresh
         check(bench, case, rows, padding=2)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of 16 or so, so that short rows have many of them; they can be changed."""
+
+    def change(**changes):
+        found = replace(PrefillTuning(16, 16, 16, num_warps=4, num_stages=2), **changes)
+        monkeypatch.setattr(interpreted("prefill"), "prefill_tuning", lambda *sizes: found)
+
+    change()
+    return change
+
+
+@pytest.mark.parametrize("changes", [{"queries": 32}, {"tile": 32}], ids=str)
+def test_many_tiles_of_prompts(bench, small_tiles, changes):
+    """Tiles of which all keys are seen and some, rows that end within a tile, tokens of no row."""
+    small_tiles(**changes)
+    case = replace(LayerCase(geometry=PLAIN), sinks=True, lse=True)
+    check(bench, case, [(81, 81), (1, 30), (32, 32), (2, 2), (15, 15)], padding=20)
+
+
+@pytest.mark.parametrize("window", [1, 40])
+def test_windows_over_many_tiles_of_prompts(bench, small_tiles, window):
+    case = replace(LayerCase(geometry=PLAIN), **{**FEATURES["all"], "window": window})
+    check(bench, case, [(70, 70), (3, 3)], padding=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "at_once"),
+    [
+        ({}, 1),
+        ({"heads": 6, "k_dim": 48, "v_dim": 16}, 2),
+        ({"dtype": "float16", "kv_dtype": "int8", "block_size": 1}, 2),
+        ({"dtype": "bfloat16", "kv_dtype": "float8_e4m3"}, 2),
+    ],
+    ids=str,
+)
+def test_long_chunks_behind_a_prefix(bench, small_tiles, monkeypatch, changes, at_once):
+    """Their keys are gathered, those of some key heads at a time."""
+    module = interpreted("prefill")
+    geometry = replace(PLAIN, **changes)
+    rows = [(65, 90), (1, 40), (2, 35)]
+    num_keys = 125
+    num_bytes = HeadSizes(
+        1, geometry.k_dim, geometry.v_dim, geometry.torch_dtype.itemsize
+    ).tile_bytes(num_keys)
+    monkeypatch.setattr(module, "_LEAST_QUERIES_GATHERED", 40)
+    monkeypatch.setattr(module, "_MOST_GATHERED", at_once * num_bytes)
+    calls = []
+    gather = module._gather
+    monkeypatch.setattr(module, "_gather", lambda *all: calls.append(all) or gather(*all))
+    check(bench, replace(LayerCase(geometry=geometry), lse=True), rows, order=2, padding=3)
+    assert len(calls) == 2 // at_once
+
+
+def test_what_is_gathered_is_bounded(bench, small_tiles, monkeypatch):
+    """Steps of few queries, windows and contexts longer than that read the cache itself."""
+    module = interpreted("prefill")
+    monkeypatch.setattr(module, "_gather", None)
+    case = LayerCase(geometry=PLAIN)
+    rows = [(65, 80)]
+    check(bench, case, rows)
+    monkeypatch.setattr(module, "_LEAST_QUERIES_GATHERED", 1)
+    check(bench, replace(case, window=30), rows, drop_before=30)
+    monkeypatch.setattr(module, "_MOST_GATHERED", 79 * 64 * 4)
+    check(bench, case, rows)
+
+
+def test_no_number_behind_a_row_spoils_it(bench, small_tiles):
+    """Tiles that would reach into the next row's values, which are NaN."""
+    batch = PagedBatch(PLAIN, [(70, 70), (66, 66)], 5, bench.placement(PLAIN))
+    batch.values[1][:] = torch.nan
+    layer = LayerParams(scale=0.2)
+    out, _ = run(bench, batch, layer)
+    want, _ = attend_row(batch.queries[0], batch.keys[0], batch.values[0], layer)
+    np.testing.assert_allclose(out[:70].double().numpy(), want, atol=1e-5, rtol=1e-5)
+    assert out[70:].isnan().all()
 
 
 def test_bounds_of_a_captured_step_are_not_taken_for_prompts(bench):
@@ -210,7 +289,9 @@ def test_bounds_of_a_captured_step_are_not_taken_for_prompts(bench):
     batch.max_query_len = 64
     plan = bench.build(PLAIN, bench.placement(PLAIN).layout).plan(batch)
     assert plan.has_ragged_rows
-    assert not plan.is_fresh
+    assert plan.has_single_rows
+    assert not plan.long_rows.num_keys
+    assert not plan.long_rows.is_fresh
 
 
 def test_parts_are_counted_from_zero_again(bench):
@@ -286,11 +367,16 @@ def test_tiles_fit(shared, dim, num_bytes, group):
     """Keys and values under way, and the queries beside them, fit into what threads share."""
     sizes = HeadSizes(group, dim, dim, num_bytes)
     device = DeviceSizes(132, shared)
-    for found in (ragged_tuning(sizes, device), fresh_tuning(sizes, device)):
-        queries = found.queries * found.packed * dim * num_bytes
+    found = ragged_tuning(sizes, device)
+    queries = found.queries * found.packed * dim * num_bytes
+    assert queries + found.num_stages * sizes.tile_bytes(found.tile) <= shared
+    assert found.packed >= group
+    assert found.queries * found.packed >= 16
+    for is_plain in (True, False):
+        found = prefill_tuning(sizes, device, is_plain)
+        queries = found.queries * dim * num_bytes
         assert queries + found.num_stages * sizes.tile_bytes(found.tile) <= shared
-        assert found.packed >= group
-        assert found.queries * found.packed >= 16
+        assert found.queries >= 16
     for programs in (1, 64, 4096):
         found = decode_tuning(sizes, programs, device)
         assert found.num_stages * sizes.tile_bytes(found.tile) <= shared

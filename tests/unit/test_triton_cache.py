@@ -161,7 +161,7 @@ def test_one_launch_does_what_two_do(changes, normed, width):
 def test_prompts_after_one_launch(kv_dtype):
     """Their rotated keys are read where the launch left them, or from a cache that rounds."""
     geometry = replace(PLAIN, kv_dtype=kv_dtype)
-    batches = [PagedBatch(geometry, [(40, 40), (1, 7), (9, 9)], 5) for _ in range(2)]
+    batches = [PagedBatch(geometry, [(64, 64), (1, 7), (9, 9)], 5) for _ in range(2)]
     rotation, _ = rotation_of(geometry, True, 32)
     backend = built(geometry)
     outs = []
@@ -169,12 +169,12 @@ def test_prompts_after_one_launch(kv_dtype):
     for batch, provider in zip(batches, ("triton.qk_norm_rope", "reference"), strict=True):
         with interpreting():
             plan = backend.plan(batch.batch)
-            assert plan.is_fresh
+            assert plan.long_rows.is_fresh
             made = replace(rotation, provider=provider)
             q = backend.rotate_and_write(
                 wide_parts(batch), batch.batch.positions, made, batch.cache, plan
             )
-            assert (plan.step_keys is not None) == (kv_dtype is None)
+            assert (plan.long_rows.step_k is not None) == (kv_dtype is None)
             outs.append(backend.run(q, batch.cache, plan, layer))
     assert torch.equal(*outs)
 

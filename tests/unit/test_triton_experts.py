@@ -13,6 +13,7 @@ from cardan.platforms.shared.triton.expert_tuning import (
     product_tuning,
     tile_of,
 )
+from cardan.platforms.shared.triton.targets import DeviceSizes
 
 OPS = {op.name: op for op in CATALOGUE}
 HIDDEN, INNER = 48, 32
@@ -36,7 +37,7 @@ def run(*args):
 
 @pytest.mark.parametrize(
     ("tokens", "num_experts", "top_k", "tile"),
-    [(5, 6, 2, 16), (20, 3, 3, 32), (60, 3, 2, 64), (200, 2, 1, 128)],
+    [(9, 6, 2, 16), (20, 3, 3, 32), (60, 3, 2, 64), (200, 2, 1, 128)],
 )
 @pytest.mark.parametrize("favourite", [False, True])
 def test_tiles(tokens, num_experts, top_k, tile, favourite):
@@ -50,6 +51,57 @@ def test_tiles(tokens, num_experts, top_k, tile, favourite):
     assert found.ok, found
 
 
+@pytest.mark.parametrize(
+    ("tokens", "num_experts", "top_k", "dtype"), [(1, 4, 3, "bfloat16"), (2, 3, 1, "float32")]
+)
+def test_few_tokens(tokens, num_experts, top_k, dtype):
+    """Numbers of experts for each token that are no powers of two, too."""
+    args = mixture(tokens, num_experts, top_k, getattr(torch, dtype))
+    op = OPS["expert_mlp"]
+    kernel = interpreted("experts").expert_mlp
+    with interpreting(), torch.inference_mode():
+        found = compare_case(op, kernel, Case(args, {}), OPS, op.tolerances[dtype])
+    assert found.ok, found
+
+
+@pytest.mark.parametrize("num_pairs", [1, 64, 100, 1200])
+def test_pairs_are_placed_by_expert(num_pairs):
+    """In one chunk, which is not counted ahead, and in two or more."""
+    num_experts, tile, block = 5, 16, 64
+    routing = interpreted("kernels.expert_routing")
+    ids = torch.randint(0, num_experts - 1, (num_pairs,), dtype=torch.int32)
+    most, chunks = most_tiles(num_pairs, num_experts, tile), -(-num_pairs // block)
+    counts = torch.full((chunks, 8), -1, dtype=torch.int32)
+    pairs = torch.full((most, tile), -1, dtype=torch.int32)
+    experts = torch.full((most + 1,), -1, dtype=torch.int32)
+    with interpreting():
+        routing.count_kernel[(chunks,)](ids, counts, num_pairs, EXPERTS=8, BLOCK=block)
+        routing.place_kernel[(num_experts, chunks)](
+            ids,
+            counts,
+            pairs,
+            experts,
+            num_pairs,
+            chunks,
+            most,
+            IS_COUNTED=chunks > 1,
+            TILE=tile,
+            EXPERTS=8,
+            BLOCK=block,
+            OVERLAPS=False,
+        )
+    tiles, of_tiles = [], []
+    for expert in range(num_experts):
+        own = (ids == expert).nonzero()[:, 0].tolist()
+        for start in range(0, len(own), tile):
+            part = own[start : start + tile]
+            tiles.append(part + [num_pairs] * (tile - len(part)))
+            of_tiles.append(expert)
+    assert experts[-1] == len(tiles) <= most
+    assert experts[: len(tiles)].tolist() == of_tiles
+    assert pairs[: len(tiles)].tolist() == tiles
+
+
 def test_a_row_does_not_depend_on_its_neighbours():
     x, experts, ids, weights = mixture(9, 5, 2, torch.bfloat16)
     whole = run(x, experts, ids, weights)
@@ -61,8 +113,8 @@ def test_a_row_does_not_depend_on_its_neighbours():
 
 
 def test_rows_of_a_wider_tensor():
-    x, experts, ids, weights = mixture(6, 5, 2)
-    wide = torch.full((6, 3 * HIDDEN), 7.0)
+    x, experts, ids, weights = mixture(9, 5, 2)
+    wide = torch.full((9, 3 * HIDDEN), 7.0)
     wide[:, HIDDEN : 2 * HIDDEN] = x
     out = run(wide[:, HIDDEN : 2 * HIDDEN], experts, ids, weights)
     assert torch.equal(out, run(x, experts, ids, weights))
@@ -106,7 +158,7 @@ def test_tiles_fit_what_programs_share(tile, num_bytes, shared_bytes):
         ProductSizes(768, 2048, num_bytes, projections=1),
         ProductSizes(24, 20, num_bytes, projections=1),
     ):
-        tuning = product_tuning(sizes, tile, shared_bytes)
+        tuning = product_tuning(sizes, tile, DeviceSizes(132, shared_bytes))
         stage = (tuning.width * sizes.projections + tile) * tuning.block * num_bytes
         assert tuning.num_stages * stage <= shared_bytes
         assert min(tuning.width, tuning.block) >= 16

@@ -192,6 +192,13 @@ def test_dummy_weights_depend_on_seed_and_name_only():
     assert abs(gemma.tensor("model.norm.weight").mean().item()) < 0.01
 
 
+def test_dummy_weights_are_made_where_they_are_needed():
+    checkpoint = DummyCheckpoint({}, SHAPES, 1, torch.device("meta"))
+    for name, shape in SHAPES.items():
+        tensor = checkpoint.tensor(name)
+        assert (tensor.device.type, tuple(tensor.shape)) == ("meta", shape)
+
+
 def test_readers_import_without_torch():
     program = """
         import sys

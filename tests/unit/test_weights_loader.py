@@ -7,7 +7,7 @@ import torch
 
 from cardan.core.interfaces.errors import WeightsError
 from cardan.core.interfaces.model import WeightSlot
-from cardan.core.interfaces.quantization import StoredBlocks
+from cardan.core.interfaces.quantization import SchemeBlocks, StoredBlocks
 from cardan.core.weights.loader import load_weights
 from cardan.core.weights.progress import LoadProgress
 
@@ -118,6 +118,67 @@ def test_stored_blocks_are_offered_first():
     assert model.loaded == {"a": blocks["a"], "b": tensors["b"], "c": tensors["c"]}
     assert checkpoint.reads == ["b", "c"]
     assert num_bytes == 2 * 34 + 2 * (2 * 32 * 4)
+
+
+class Halves(SchemeBlocks):
+    """A matrix of two tensors of the checkpoint, its upper and its lower half."""
+
+    def rows(self, start, stop):
+        return Halves("halves", self.in_features, self.data[start:stop])
+
+    def columns(self, start, stop):
+        return None
+
+    def decoded(self):
+        return 2 * self.data
+
+
+class HalvesScheme:
+    """Stores everything but vectors in halves; what a loader needs of a scheme."""
+
+    def tensors_of(self, name, shape):
+        half = (shape[0] // 2, *shape[1:])
+        return {f"{name}.up": half, f"{name}.low": half} if len(shape) > 1 else {}
+
+    def assemble(self, name, shape, tensors):
+        assert list(tensors) == [f"{name}.up", f"{name}.low"]
+        return Halves("halves", shape[1], torch.cat(list(tensors.values())))
+
+
+def test_tensors_of_a_scheme_stand_for_those_of_the_model():
+    halves = {f"{name}.{part}": torch.randn(1, 3) for name in "abc" for part in ("up", "low")}
+    plain = {"d": torch.ones(2, 3), "v": torch.ones(5)}
+    model = StoredModel({**dict.fromkeys("abcd", (2, 3)), "v": (5,)}, takes="ab")
+    num_bytes = load_weights(model, FakeCheckpoint({**halves, **plain}), scheme=HalvesScheme())
+    for name in "ab":
+        assert torch.equal(
+            model.loaded[name].data, torch.cat((halves[f"{name}.up"], halves[f"{name}.low"]))
+        )
+    # What was declined comes decoded; what has its own name is as it is.
+    assert torch.equal(model.loaded["c"], 2 * torch.cat((halves["c.up"], halves["c.low"])))
+    assert model.loaded["d"] is plain["d"]
+    assert model.loaded["v"] is plain["v"]
+    assert num_bytes == sum(tensor.nbytes for tensor in (*halves.values(), *plain.values()))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"a.up": (1, 3)}, r"1 missing tensors: a\.low \[1, 3\]"),
+        ({"a.up": (1, 3), "a.low": (2, 3)}, r"a\.low in a\.safetensors is \[2, 3\]"),
+        ({"a.up": (1, 3), "a.low": (1, 3), "a.mid": (1,)}, r"no place for: 'a\.mid'"),
+        # One of both kinds is too much.
+        (
+            {"a": (2, 3), "a.up": (1, 3), "a.low": (1, 3)},
+            r"2 tensors that .* no place for: 'a\.low'",
+        ),
+    ],
+)
+def test_tensors_of_a_scheme_must_all_be_there(tensors, message):
+    checkpoint = FakeCheckpoint({name: torch.ones(shape) for name, shape in tensors.items()})
+    with pytest.raises(WeightsError, match=message):
+        load_weights(FakeModel({"a": (2, 3)}), checkpoint, scheme=HalvesScheme())
+    assert not checkpoint.reads
 
 
 def test_pages_are_let_go_on_the_way():

@@ -1,21 +1,26 @@
 """Compiles every Triton kernel for a GPU that is not here; prints a JSON line for each.
 
-    python triton_ahead.py BACKEND ARCH WARP_SIZE SHARED_BYTES [FEATURE ...]
+    python triton_ahead.py PORTION BACKEND ARCH WARP_SIZE SHARED_BYTES [FEATURE ...]
 
-Kernels are launched as the engine launches them, on tensors of the host; a stand-in for the driver
-names the target, and launches end after the compilation.
+PORTION is ``all``, or ``few``: the layers of common models. Kernels are launched as the engine
+launches them, on tensors of the host; a stand-in for the driver names the target, and launches end
+after the compilation.
 """
 
 import json
 import os
+import re
+import subprocess
 import sys
 import tempfile
 from dataclasses import replace
 
 os.environ["TRITON_INTERPRET"] = "0"
+os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
 os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
 
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -26,10 +31,12 @@ from cardan.core.interfaces.kernels import check_needs
 from cardan.core.interfaces.torch_device import TorchDevice
 from cardan.core.ops.catalogue import CATALOGUE
 from cardan.core.ops.loading import load_provider
+from cardan.platforms.shared.triton import dependent_launch, device_target
 from cardan.platforms.shared.triton.attention import TritonAttention
-from cardan.platforms.shared.triton.attention_tuning import DeviceSizes
 from cardan.platforms.shared.triton.experts import mix_experts
+from cardan.platforms.shared.triton.launched import Launched
 from cardan.platforms.shared.triton.providers import TRITON_PROVIDERS
+from cardan.platforms.shared.triton.targets import DeviceSizes, target_named
 from cardan.testing.conformance.paged_batches import Geometry, PagedBatch, Placement
 
 OPS = {op.name: op for op in CATALOGUE}
@@ -42,17 +49,21 @@ GEOMETRIES = (
     (LONG, {"softcap": 30.0, "window": 64}),
     (ODD, {}),
 )
-# Caches in short dtypes; one mixed step of each.
+# Caches in short dtypes; a mixed step and a chunk of each.
 SHORT_CACHES = (
-    (replace(COMMON, kv_dtype="int8"), {}),
     (
         replace(COMMON, kv_dtype="float8_e4m3"),
         {"k_scale": torch.ones(1), "v_scale": torch.ones(8)},
     ),
+    (replace(COMMON, kv_dtype="int8"), {}),
     (replace(ODD, dtype="float16", kv_dtype="int8"), {}),
 )
-# Rows of steps: mixed, split, many, and prompts without earlier keys.
-STEPS = ([(1, 40), (7, 20)], [(1, 40)], [(1, 20)] * 256, [(20, 20)])
+# Rows of steps: mixed, a long chunk, split, many, and prompts without earlier keys.
+STEPS = ([(1, 40), (7, 20)], [(260, 300)], [(1, 40)], [(1, 20)] * 256, [(70, 70)])
+# What instructions that multiply matrices begin with.
+MATRIX_WORDS = ("mma.sync", "wgmma", "tcgen05", "v_mfma", "v_wmma")
+# Kernels whose programs take about as many registers as there are.
+WITH_STACK = {"prefill_kernel", "gather_kernel"}
 
 
 class StandIn:
@@ -87,6 +98,7 @@ def compile_only(found):
         return kernel
 
     JITFunction.run = run
+    Launched.__getitem__ = lambda self, grid: self.jit[grid]
 
 
 def compile_operations():
@@ -98,24 +110,23 @@ def compile_operations():
         for case in made[::3]:
             if check_needs(provider.needs, (), {"dtype": dtype, **case.attributes}):
                 kernel(*case.args)
-    load_provider(OPS["linear"], TRITON_PROVIDERS[0]).run(
-        torch.zeros(1, 1024, dtype=torch.bfloat16),
-        torch.zeros(64, 1024, dtype=torch.bfloat16),
-        None,
-    )
+    linear = load_provider(OPS["linear"], TRITON_PROVIDERS[0]).run
+    weight = torch.zeros(1024, 1024, dtype=torch.bfloat16)
+    for num_rows in (1, 8, 32):
+        linear(torch.zeros(num_rows, 1024, dtype=torch.bfloat16), weight, None)
 
 
-def compile_experts(shared_bytes):
+def compile_experts(sizes, portion):
     """Tokens for each tile, of which one is for few of them; experts as in Qwen3-30B-A3B."""
     hidden, inner, num_experts = 2048, 768, 8
-    steps = (("bfloat16", 1), ("bfloat16", 24), ("bfloat16", 128), ("float32", 24))
-    for dtype, num_tokens in steps:
+    steps = (("bfloat16", 1), ("bfloat16", 128), ("bfloat16", 24), ("float32", 24))
+    for dtype, num_tokens in steps[:2] if portion == "few" else steps:
         mix_experts(
             torch.empty(num_tokens, hidden, dtype=getattr(torch, dtype)),
             torch.empty(num_experts, 3 * hidden * inner, dtype=getattr(torch, dtype)),
             torch.zeros(num_tokens, num_experts, dtype=torch.int32),
             torch.zeros(num_tokens, num_experts),
-            shared_bytes,
+            sizes,
         )
 
 
@@ -136,12 +147,18 @@ def check_vocabularies(found):
     assert not fresh, fresh
 
 
-def compile_attention(arch, sizes, features):
+def layers_of(portion):
+    """Geometries, what layers use, and steps."""
+    if portion == "few":
+        return [(*GEOMETRIES[0], STEPS), (*SHORT_CACHES[0], STEPS[:1])]
+    every = [(*layer, STEPS) for layer in GEOMETRIES]
+    return every + [(*layer, STEPS[:2]) for layer in SHORT_CACHES]
+
+
+def compile_attention(arch, sizes, features, portion):
     info = DeviceInfo(platform="test", index=0, name="test", arch=arch)
     device = TorchDevice(info, Capabilities(instruction_sets=features), "cpu", lambda: None)
-    every = [(*layer, STEPS) for layer in GEOMETRIES]
-    every += [(*layer, STEPS[:1]) for layer in SHORT_CACHES]
-    for geometry, uses, steps in every:
+    for geometry, uses, steps in layers_of(portion):
         if not TritonAttention.accepts(geometry.need, info):
             continue
         backend = TritonAttention(geometry.spec, KVLayout(), device)
@@ -150,7 +167,7 @@ def compile_attention(arch, sizes, features):
             batch = PagedBatch(geometry, rows, 0, Placement())
             batch.run(backend, LayerParams(scale=geometry.k_dim**-0.5, **uses))
         compile_fused_write(geometry, backend, batch)
-        if steps is STEPS:
+        if steps is STEPS and portion != "few":
             heads = torch.zeros(geometry.heads)
             layer = LayerParams(scale=1.0, sinks=heads, alibi_slopes=heads)
             batch = PagedBatch(geometry, [(2, 20)], 0, Placement())
@@ -186,17 +203,70 @@ def dtype_of(signature):
     return "float32" if "fp32" in str(operand) else "short"
 
 
+def waits_first(kernel, code):
+    """Of a kernel that may begin before the one before it ended: whether it waits before all that
+    it stores. None of others."""
+    if not getattr(kernel.metadata, "launch_pdl", False):
+        return None
+    stores = [place.start() for place in re.finditer(r"(st|atom|red)\.[a-z.]*global", code)]
+    # That for constants is not in all launches.
+    least = 2 if "is_fixed" in kernel.src.fn.arg_names else 1
+    return "griddepcontrol.launch_dependents" in code and (
+        code.count("griddepcontrol.wait", 0, min(stores)) >= least
+    )
+
+
+def stack_bytes(kernel):
+    """Of each thread, where registers do not do; None where it is not known."""
+    if "cubin" not in kernel.asm:
+        return None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True)
+    return int(re.search(r"STACK:(\d+)", told.stdout)[1])
+
+
+def spilled(code):
+    """Registers of a thread that went to memory; None where assembly does not tell."""
+    told = re.search(r"\.vgpr_spill_count:\s*(\d+)", code)
+    return int(told[1]) if told else None
+
+
+def settles(code, instruction):
+    """Of a program whose parts other programs add up: whether each wave waits for its stores before
+    they are counted. None of others."""
+    head, atomic, _ = code.partition("global_atomic_add")
+    if not instruction or not atomic:
+        return None
+    stores = [place.start() for place in re.finditer(r"(buffer|global)_store_", head)]
+    return head.rfind(instruction) > max(stores)
+
+
+def short_caches(kernel):
+    """Of its operands, those whose elements have one byte, and numbers of float8 alone."""
+    types = {str(kind) for kind in kernel.src.signature.values()}
+    return sorted(types & {"*i8", "*fp8e4nv"})
+
+
 def main():
-    backend, arch, warp_size, shared_bytes, *features = sys.argv[1:]
+    portion, backend, arch, warp_size, shared_bytes, *features = sys.argv[1:]
     target = GPUTarget(backend, int(arch) if arch.isdigit() else arch, int(warp_size))
     driver.set_active(StandIn(target))
     found = []
     compile_only(found)
+    if "dependent_launches" in features:
+        dependent_launch.can_overlap = lambda device: True
+    known = target_named(target.arch)
+    device_target.target_of = lambda device: known
+    sizes = DeviceSizes(132, int(shared_bytes), known.products, known.copies_directly)
+    assert known.shared_bytes in (None, sizes.shared_bytes)
     compile_operations()
     check_vocabularies(found)
-    compile_experts(int(shared_bytes))
+    compile_experts(sizes, portion)
     name = f"sm_{arch}" if arch.isdigit() else arch
-    compile_attention(name, DeviceSizes(132, int(shared_bytes)), tuple(features))
+    compile_attention(name, sizes, tuple(features), portion)
     seen = set()
     for name, kernel in found:
         if kernel.hash in seen:
@@ -209,7 +279,13 @@ def main():
             "shared": kernel.metadata.shared,
             "warps": kernel.metadata.num_warps,
             "stages": kernel.metadata.num_stages,
-            "matrix": any(word in code for word in ("mma.sync", "wgmma", "tcgen05", "mfma")),
+            "caches": short_caches(kernel),
+            "matrix": sorted(word for word in MATRIX_WORDS if word in code),
+            "float8": sorted(set(re.findall(r"v_cvt_\w*(?:fp8|bf8)\w*", code))),
+            "spills": spilled(code),
+            "settles": settles(code, known.settling),
+            "stack": stack_bytes(kernel) if name in WITH_STACK else None,
+            "waits": waits_first(kernel, code),
             "binary": sorted(set(kernel.asm) & {"cubin", "hsaco"}),
         }
         print(json.dumps(line))

@@ -12,7 +12,7 @@ from cardan.core.interfaces.platform import ConfigView, Platform, Probe
 
 class AcmePlatform(Platform):
     name: ClassVar[str] = "acme"
-    contract: ClassVar[tuple[int, int]] = (0, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     claims: ClassVar[frozenset[str]] = frozenset({"torch.privateuse1"})
 
     def probe(self) -> Probe:

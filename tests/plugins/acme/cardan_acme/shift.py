@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 class ShiftProcessor(LogitsProcessor):
     name: ClassVar[str] = "acme_shift"
-    contract: ClassVar[tuple[int, int]] = (0, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
 
     def __init__(self, vocab_size: int, device: "torch.device") -> None:
         self._shifts: dict[int, float] = {}

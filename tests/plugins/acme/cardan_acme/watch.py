@@ -11,7 +11,7 @@ from cardan.core.types.outputs import EngineStats
 
 
 class WatchPlugin:
-    contract: ClassVar[tuple[int, int]] = (0, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
 
     def __init__(self) -> None:
         self.steps = 0
