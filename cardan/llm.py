@@ -22,6 +22,7 @@ from cardan.core.config.scheduler import SchedulerConfig
 from cardan.core.engine.async_engine import default_sampling_params
 from cardan.core.engine.client import EngineClient
 from cardan.core.engine.frontend import Frontend
+from cardan.core.engine.messages import SleepMode
 from cardan.core.text.postprocess import RequestState
 from cardan.core.text.tokenizer import Tokenizer
 from cardan.core.types.engine_info import EngineInfo
@@ -130,6 +131,7 @@ class LLM:
         Raises:
             InputError: a prompt or parameter is unusable; nothing of the batch has run.
             RequestFailedError: a request could not be computed; the rest is dropped.
+            EngineAsleepError: it sleeps; call ``wake_up`` first.
         """
         return self._run(_as_prompts(prompts), sampling_params, use_tqdm, priority)
 
@@ -176,6 +178,33 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         self._live_client().reset_prefix_cache()
+
+    def sleep(self, level: int = 1, mode: SleepMode = "wait") -> None:
+        """Give the device's memory back until ``wake_up``; returns when it sleeps.
+
+        Level 1 keeps the weights on the host, level 2 drops them, to be loaded again. Cached
+        prefixes are forgotten. Asking again for the same level does no harm.
+
+        Raises:
+            UnsupportedError: the device cannot sleep.
+            InputError: there is no such level or mode, or it sleeps at another level.
+            RequestFailedError: the host cannot keep the weights; all is as before.
+        """
+        self._live_client().sleep(level, mode).result()
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take the memory of ``weights``, of ``kv_cache``, or of both (None) again.
+
+        Raises:
+            InputError: there is no such tag.
+            RequestFailedError: it does not fit, or the weights are gone; try again.
+        """
+        self._live_client().wake_up(tags).result()
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether ``generate`` refuses (``EngineAsleepError``) until ``wake_up``."""
+        return self._live_client().sleep_level > 0
 
     def close(self) -> None:
         """Stop the engine and free its memory. Idempotent."""

@@ -32,7 +32,7 @@ class DecoderForCausalLM(nn.Module, CausalLM):
             out among the ranks.
     """
 
-    contract: ClassVar[tuple[int, int]] = (0, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 0)
     # The head's tensor is listed for tied models; where there is a slot for it, it is loaded.
     ignored_weights: ClassVar[Sequence[str]] = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
 
