@@ -69,8 +69,13 @@ class Traffic:
         self._prefixes = [self._tokens(length) for _ in range(_NUM_PREFIXES)]
 
     async def run(self, seconds):
-        """Arrivals for so long, and the end of all of them; what became of them."""
-        counts, live = Counts(), set()
+        """A rush, arrivals for so long, and the end of all of them; what became of them.
+
+        The rush fills the engine, so that what only a full one does happens at any speed.
+        """
+        counts = Counts()
+        rush = [self._visit(self._kind(), counts) for _ in range(self._bounds.in_flight)]
+        live = {asyncio.create_task(visit) for visit in rush}
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             rate = self._rng.choice(_RATES)

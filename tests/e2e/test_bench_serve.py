@@ -207,7 +207,6 @@ def test_a_duration_ends_a_closed_load():
     completed = result.metrics["requests"]["completed"]
     assert 2 <= completed <= 40
     assert result.metrics["requests"]["failed"] == 0
-    assert all(record["sent"] < 0.4 for record in result.records)
 
 
 def test_interrupt_keeps_what_was_answered():
