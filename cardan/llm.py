@@ -270,7 +270,10 @@ class LLM:
     def _params_for(self, given: Params, count: int) -> list[SamplingParams]:
         if given is None:
             given = self.get_default_sampling_params()
-        params = [given] * count if isinstance(given, SamplingParams) else list(given)
+        if isinstance(given, SamplingParams):
+            # One for all, so that it is checked once.
+            return [replace(given, output_kind=OutputKind.FINAL_ONLY)] * count
+        params = list(given)
         if len(params) != count:
             raise InputError(
                 f"{len(params)} sampling_params for {count} prompts; give one, or one for each",

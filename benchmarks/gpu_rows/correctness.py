@@ -3,6 +3,8 @@
 import numpy as np
 
 _SEEDS = 5
+# Rows, outputs and inputs of products: one row, a few, and many.
+_PRODUCTS = ((1, 1024, 3072), (1, 9001, 1000), (7, 1024, 3072), (300, 1024, 512))
 
 
 def run_correctness_rows(rows, platform_name):
@@ -68,8 +70,8 @@ def provider_row(provider, device, features):
 
 
 def cases_of(op, dtype, device, seed):
-    """The operation's own inputs, and products of one row and of many experts, which have kernels
-    of their own or other tiles."""
+    """The operation's own inputs, and products of several numbers of rows and of experts, which
+    have kernels of their own or other tiles."""
     import torch
     from sampling_cases import sampling_cases
 
@@ -79,14 +81,16 @@ def cases_of(op, dtype, device, seed):
     made = list(op.make_inputs(getattr(torch, dtype), device, seed))
     if op.name == "choose_tokens":
         made += sampling_cases(device, seed)
-    for outputs, inputs in ((1024, 3072), (9001, 1000)) if op.name == "linear" else ():
+    products = op.name in ("linear", "linear_float32")
+    for rows, outputs, inputs in _PRODUCTS if products else ():
         generator = torch.Generator().manual_seed(seed)
         x, weight = (
             torch.randn(size, inputs, generator=generator).to(device, getattr(torch, dtype))
-            for size in (1, outputs)
+            for size in (rows, outputs)
         )
         attributes = {"dtype": dtype, "in_features": inputs, "out_features": outputs}
-        made.append(Case((x, weight / inputs**0.5, None), attributes))
+        bias = (None,) if op.name == "linear" else ()
+        made.append(Case((x, weight / inputs**0.5, *bias), attributes))
     for tokens in (1, 3, 40, 64, 300, 1500) if op.name == "expert_mlp" else ():
         generator = torch.Generator().manual_seed(seed)
         sizes = (tokens, 24, 4, 384, 200)

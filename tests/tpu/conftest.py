@@ -15,7 +15,11 @@ _ENVIRONMENT = {
     "TPU_WORKER_ID": "0",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    # The host poses as four devices, in this process and in those that tests start.
+    # Programs run for milliseconds here, and are compiled for seconds.
+    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+    # The host poses as four devices, in this process, whatever uses jax first, and in those that
+    # tests start.
+    "JAX_NUM_CPU_DEVICES": "4",
     "CARDAN_TPU_HOST": "4",
 }
 

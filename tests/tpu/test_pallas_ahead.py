@@ -23,7 +23,9 @@ NUM_BLOCKS = 20_000
 
 each_chip = pytest.mark.parametrize("chip", TOPOLOGIES)
 each_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-each_block_size = pytest.mark.parametrize("block_size", [16, 32])
+each_block_size = pytest.mark.parametrize(
+    "block_size", [pytest.param(16, marks=pytest.mark.scheduled), 32]
+)
 
 
 def numbers(*shape, dtype=jnp.bfloat16):

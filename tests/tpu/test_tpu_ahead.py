@@ -58,10 +58,19 @@ MIXED = StepShape(256, ROWS, MAX_LEN // BLOCK_SIZE, True)
 DEMANDING = demanding(MIXED, num_logprobs=32)
 
 
+# With few layers, so that every run can compile what takes minutes with all.
+SHORT = {**SMOLLM2, "num_hidden_layers": 2}
+
+# A few of the layers in every run, all of them where there is time.
+each_depth = pytest.mark.parametrize(
+    "name", ["short", pytest.param("smollm2", marks=pytest.mark.scheduled)]
+)
+
+
 @cache
 def built(name):
     """The model's modules, whose tensors hold nothing."""
-    config = {"smollm2": SMOLLM2, "8b": LLAMA_8B}[name]
+    config = {"smollm2": SMOLLM2, "short": SHORT, "8b": LLAMA_8B}[name]
     build = BuildContext(
         dtype=torch.bfloat16,
         device=torch.device("meta"),
@@ -104,18 +113,28 @@ def cache_bytes(state):
     return sum(cache.size * cache.dtype.itemsize for cache in state.caches)
 
 
-@pytest.mark.parametrize("shape", [DECODE, MIXED], ids=["decode", "mixed"])
-@pytest.mark.parametrize("chip", TOPOLOGIES)
-def test_smollm2(chip, shape):
-    program, state = compiled("smollm2", chip, shape, 1, num_blocks=4000)
+def check_smollm2(name, chip, shape):
+    program, state = compiled(name, chip, shape, 1, num_blocks=4000)
     caches = cache_bytes(state)
-    memory = check(program, weight_bytes("smollm2") + caches, 256 << 20)
+    memory = check(program, weight_bytes(name) + caches, 256 << 20)
     assert memory.alias_size_in_bytes >= caches
 
 
 @pytest.mark.parametrize("chip", TOPOLOGIES)
-def test_all_that_requests_may_ask_for(chip):
-    program, state = compiled("smollm2", chip, DEMANDING, 1, num_blocks=4000)
+def test_decode_step(chip):
+    check_smollm2("smollm2", chip, DECODE)
+
+
+@pytest.mark.parametrize("chip", TOPOLOGIES)
+@each_depth
+def test_mixed_step(name, chip):
+    check_smollm2(name, chip, MIXED)
+
+
+@pytest.mark.parametrize("chip", TOPOLOGIES)
+@each_depth
+def test_all_that_requests_may_ask_for(name, chip):
+    program, state = compiled(name, chip, DEMANDING, 1, num_blocks=4000)
     # Not read as text, which XLA cannot make of some of its own programs.
     memory = program.memory_analysis()
     assert memory.alias_size_in_bytes >= cache_bytes(state)

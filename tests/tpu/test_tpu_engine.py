@@ -62,19 +62,35 @@ def check(truth, **changes):
             assert truth.logprobs_fault(prompt, answer, GAP) == ""
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2_strong_caps", "qwen3_windows"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("llama", marks=pytest.mark.scheduled),
+        pytest.param("gemma2_strong_caps", marks=pytest.mark.scheduled),
+        "qwen3_windows",
+    ],
+)
 def test_kernels_of_tpus(name, truths, interpreted):
     check(truths(name))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("llama", 4),
+        ("qwen3_moe", 2),
+        *(
+            pytest.param(name, ranks, marks=pytest.mark.scheduled)
+            for name, ranks in (("llama", 2), ("gemma3", 2), ("gemma3", 4), ("qwen3_moe", 4))
+        ),
+    ],
+)
 def test_cut_over_a_mesh(name, ranks, truths):
     """Of two key heads each has its device, or all devices have both."""
     check(truths(name), tensor_parallel_size=ranks)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.scheduled)])
 def test_kernels_of_tpus_on_a_mesh(ranks, truths, interpreted):
     check(truths("llama"), tensor_parallel_size=ranks)
 
@@ -138,7 +154,7 @@ def test_samples_share_their_prompt(truths):
 def test_nothing_is_left_of_requests_that_go(truths):
     rng = np.random.default_rng(7)
     with LLM(truths("llama").directory, **{**SETTINGS, "num_blocks": 24}) as llm:
-        for _ in range(4):
+        for _ in range(2):
             prompts = [
                 TokenPrompt(token_ids=prompt_ids(int(length), seed=int(length)))
                 for length in rng.integers(1, 60, 12)

@@ -1,5 +1,6 @@
 """What becomes of requests, and of the engine, when a step of the tpu platform goes wrong."""
 
+import re
 import shutil
 
 import numpy as np
@@ -130,7 +131,8 @@ def test_a_lost_cache_is_told(truths, full_once):
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_a_bad_number_ends_its_request_alone(name, truths, tmp_path):
     """A token whose embedding is no number; of windowed models the prompt's last token does not see
-    it. The core's own runner gives the same answers and the same reason."""
+    it. The core's own runner gives the same answers, and the same reason where it must: kernels
+    that multiply what a window hides by zero have it in the last token's logits, others do not."""
     truth = truths(name)
     shutil.copytree(truth.directory, tmp_path / "bad")
     for file in (tmp_path / "bad").glob("*.safetensors"):
@@ -146,8 +148,11 @@ def test_a_bad_number_ends_its_request_alone(name, truths, tmp_path):
                 llm.generate(prompts[1], GREEDY)
             outputs = llm.generate([prompts[0], prompts[2]], GREEDY)
         found.append((str(failure.value), [output.outputs[0].token_ids for output in outputs]))
-    assert found[0] == found[1]
-    assert "NaN" in found[0][0]
+    (reason, answers), (core_reason, core_answers) = found
+    assert answers == core_answers
+    assert reason == core_reason or name == "mistral"
+    for text in (reason, core_reason):
+        assert re.match("the model's (logits|hidden states) hold NaN or infinity", text)
 
 
 def test_answers_do_not_depend_on_who_enters_with_them(truths):

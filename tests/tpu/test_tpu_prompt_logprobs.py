@@ -38,8 +38,17 @@ def prompts_of(*lengths):
 
 
 # The last layer of gemma3's and of windowed models does not let steps go on with fewer tokens.
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", ["llama", "qwen3_windows"])
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("llama", 1),
+        ("qwen3_windows", 2),
+        *(
+            pytest.param(name, ranks, marks=pytest.mark.scheduled)
+            for name, ranks in (("llama", 2), ("qwen3_windows", 1))
+        ),
+    ],
+)
 def test_are_transformers(name, ranks, truths):
     """Of prompts of one token, of a chunk, and of several; beside answers, and cached."""
     truth, prompts = truths(name), prompts_of(1, 17, 90, 33, 2)
@@ -53,7 +62,7 @@ def test_are_transformers(name, ranks, truths):
                 )
 
 
-@pytest.mark.parametrize("part", [4, 256])
+@pytest.mark.parametrize("part", [4, pytest.param(256, marks=pytest.mark.scheduled)])
 def test_are_the_cores(part, truths, monkeypatch):
     """Tables of none, few and all tokens, in one batch with requests that want none, whose parts do
     not divide the step."""

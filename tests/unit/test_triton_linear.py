@@ -21,19 +21,21 @@ def drawn(*shape, seed, scale=1.0):
     return (torch.randn(shape, generator=generator) * scale).to(torch.bfloat16)
 
 
-def check(multiply, num_rows, outputs, inputs, bias, tuning):
+def check(multiply, num_rows, outputs, inputs, bias, tuning, result_dtype=torch.bfloat16):
     wide = drawn(num_rows, inputs + 16, seed=1)
     x = wide[:, :inputs]
     weight = drawn(outputs, inputs, seed=2, scale=inputs**-0.5)
     bias = drawn(outputs, seed=3) if bias else None
     with interpreting():
-        found = multiply(x, weight, bias, tuning)
+        found = multiply(x, weight, bias, tuning, result_dtype)
     truth = x.double() @ weight.double().T
     if bias is not None:
         truth += bias.double()
     assert found.shape == truth.shape
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), truth, atol=2e-2, rtol=1e-2)
+    assert found.dtype == result_dtype
+    # Only what is stored is rounded.
+    limit = 2e-2 if result_dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found.double(), truth, atol=limit, rtol=limit / 2)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -54,6 +56,15 @@ def test_product_of_few_rows(num_rows, outputs, inputs, tuning, bias):
 def test_product_of_one_row_in_any_tile(block):
     tuning = RowTuning(outputs=8, block=block, num_warps=4)
     check(interpreted("linear").multiply_row, 1, 21, 300, True, tuning)
+
+
+@pytest.mark.parametrize("shares", [1, 3])
+def test_results_may_stay_as_they_were_summed(shares):
+    tuning = SkinnyTuning(32, 64, shares, 4, 3)
+    multiply = interpreted("linear").multiply_rows
+    check(multiply, 3, 40, 256, False, tuning, torch.float32)
+    row = RowTuning(outputs=8, block=128, num_warps=4)
+    check(interpreted("linear").multiply_row, 1, 21, 300, False, row, torch.float32)
 
 
 def test_shares_cover_the_inputs():

@@ -45,7 +45,7 @@ def test_promises():
     """Few rows have products of their own; the search counts in ten bits."""
     traits = {provider.op: provider.traits for provider in TRITON_PROVIDERS}
     varying = {op for op, words in traits.items() if "batch_invariant" not in words}
-    assert varying == {"linear", "expert_mlp"}
+    assert varying == {"linear", "linear_float32", "expert_mlp"}
     choose = next(item for item in TRITON_PROVIDERS if item.op == "choose_tokens")
     assert check_needs(choose.needs, (), {"dtype": "float32", "vocab_size": 262208})
     assert not check_needs(choose.needs, (), {"dtype": "float32", "vocab_size": 1 << 23})

@@ -99,6 +99,11 @@ class LinearMethod(ABC):
     def apply(self, x: "torch.Tensor", bias: "torch.Tensor | None") -> "torch.Tensor":
         """x [..., in_features] -> [..., out_features]."""
 
+    def apply_float32(self, x: "torch.Tensor") -> "torch.Tensor | None":
+        """``apply`` without bias, its results in float32, for the logits; None: it has no way of
+        its own, and what ``apply`` returns is converted."""
+        return None
+
 
 class EmbeddingMethod(ABC):
     """Storage and look-up of one table of token embeddings, ``num_rows`` x ``hidden``."""

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from cardan.core.interfaces.kernels import OpTable
+from cardan.core.interfaces.kernels import Kernel, OpTable
 from cardan.core.interfaces.quantization import EmbeddingMethod, LinearMethod
 
 # Kernels read whole words.
@@ -49,6 +49,7 @@ class DenseLinear(LinearMethod):
             "out_features": out_features,
         }
         self._linear = ops.bind("linear", **self._attributes)
+        self._linear_float32: Kernel | None = None
         # A tensor as loaded until ``finish``, then whatever form the kernel takes.
         self.weight: Any = None
         # Another's memory is only read.
@@ -69,6 +70,12 @@ class DenseLinear(LinearMethod):
 
     def apply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out: torch.Tensor = self._linear(x, self.weight, bias)
+        return out
+
+    def apply_float32(self, x: torch.Tensor) -> torch.Tensor:
+        if self._linear_float32 is None:
+            self._linear_float32 = self._ops.bind("linear_float32", **self._attributes)
+        out: torch.Tensor = self._linear_float32(x, self.weight)
         return out
 
 

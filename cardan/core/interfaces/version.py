@@ -39,7 +39,7 @@ REVISIONS: dict[str, int] = {
     "memory": 1,
     "model": 1,
     "platform": 2,  # executor() takes parts
-    "quantization": 2,  # checkpoints of a scheme's own
+    "quantization": 3,  # checkpoints of a scheme's own, apply_float32
     "random_stream": 1,
     "roofline": 1,
     "scheduling": 1,

@@ -6,7 +6,7 @@ from cardan.core.ops.reference.activation import gelu_tanh_and_mul, silu_and_mul
 from cardan.core.ops.reference.blocks import block_embedding, block_linear, int8_linear
 from cardan.core.ops.reference.experts import expert_mlp, route_experts
 from cardan.core.ops.reference.hidden import finite_rows, to_float32
-from cardan.core.ops.reference.linear import embedding, linear
+from cardan.core.ops.reference.linear import embedding, linear, linear_float32
 from cardan.core.ops.reference.norm import fused_add_rms_norm, rms_norm
 from cardan.core.ops.reference.rope import qk_norm_rope, rotary_embedding
 from cardan.core.ops.reference.sampling_ops import SAMPLING_OPS
@@ -52,6 +52,14 @@ CATALOGUE: tuple[OpSpec, ...] = (
         tolerances=_SUMMED,
         make_inputs=inputs.make_linear,
         prepares=1,
+    ),
+    OpSpec(
+        name="linear_float32",
+        body=linear_float32,
+        version=1,
+        tolerances=_SUMMED,
+        make_inputs=inputs.make_linear_float32,
+        parts=("linear", "to_float32"),
     ),
     OpSpec(
         name="block_embedding",

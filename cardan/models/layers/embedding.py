@@ -88,11 +88,20 @@ class LMHead(nn.Module):
         self._soft_cap = build.ops.bind("soft_cap", dtype="float32", hidden=config.vocab_size)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        wide = self._wide_logits(hidden)
+        return wide if self._cap is None else self._soft_cap(wide, self._cap)
+
+    def _wide_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self._communicator is None:
+            wide = self.method.apply_float32(hidden)
+            if wide is not None:
+                return wide
         logits = self.method.apply(hidden, None)
         if self._communicator is not None:
+            # In the model's dtype, which is half as many bytes.
             logits = self._communicator.all_gather(logits, dim=-1)[:, : self._vocab_size]
-        wide: torch.Tensor = self._widen(logits)
-        return wide if self._cap is None else self._soft_cap(wide, self._cap)
+        widened: torch.Tensor = self._widen(logits)
+        return widened
 
     def load(self, whole: torch.Tensor) -> None:
         """Take this rank's rows; rows that pad them to equal shares are zero."""

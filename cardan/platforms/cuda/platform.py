@@ -22,6 +22,7 @@ from cardan.platforms.cuda.nvml import (
     driver_facts,
     visible_gpus,
 )
+from cardan.platforms.cuda.providers import CUDA_PROVIDERS
 from cardan.platforms.cuda.roofline import gpu_roofline, known_gpus
 from cardan.platforms.shared.triton.cache_dtypes import cache_dtypes
 from cardan.platforms.shared.triton.providers import TRITON_PROVIDERS
@@ -151,7 +152,7 @@ class CudaPlatform(Platform):
         return ShapePolicy(token_buckets=_BUCKETS, sequence_buckets=_BUCKETS)
 
     def kernels(self, device: DeviceInfo) -> Sequence[Provider]:
-        return TRITON_PROVIDERS
+        return (*CUDA_PROVIDERS, *TRITON_PROVIDERS)
 
     def attention(self, device: DeviceInfo) -> "Sequence[type[AttentionBackend]]":
         if find_spec("triton") is None:

@@ -5,6 +5,7 @@ of each operation is its plain use.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,6 +45,11 @@ def make_linear(dtype: Any, device: Any, seed: int) -> Sequence[Case]:
         attributes = _attributes(dtype, in_features=inputs, out_features=outputs)
         cases.append(Case(args, attributes))
     return cases
+
+
+def make_linear_float32(dtype: Any, device: Any, seed: int) -> Sequence[Case]:
+    """Those of ``linear``, without their biases."""
+    return [replace(case, args=case.args[:2]) for case in make_linear(dtype, device, seed)]
 
 
 def make_rms_norm(dtype: Any, device: Any, seed: int) -> Sequence[Case]:

@@ -22,24 +22,39 @@ _LEAST_ROWS = 16
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out = few_rows(x, weight, bias, x.dtype)
+    return functional.linear(x, weight, bias) if out is None else out
+
+
+def linear_float32(x: Tensor, weight: Tensor) -> Tensor:
+    out = few_rows(x, weight, None, torch.float32)
+    return functional.linear(x, weight).to(torch.float32) if out is None else out
+
+
+def few_rows(
+    x: Tensor, weight: Tensor, bias: Tensor | None, result_dtype: torch.dtype
+) -> Tensor | None:
+    """``linear`` with results of ``result_dtype``, where a kernel is made for so few rows."""
     outputs, inputs = weight.shape
     # What does not fit together is the library's to refuse.
     if x.shape[-1] != inputs or not x.numel() or weight.stride(1) != 1:
-        return functional.linear(x, weight, bias)
+        return None
     num_rows = x.numel() // inputs
     if num_rows == 1:
-        return multiply_row(x, weight, bias, row_tuning(inputs))
+        return multiply_row(x, weight, bias, row_tuning(inputs), result_dtype)
     # The kernel for few rows was measured where launches overlap.
     tuning = skinny_tuning(num_rows, outputs, inputs) if can_overlap(x.device) else None
     if tuning is None:
-        return functional.linear(x, weight, bias)
-    return multiply_rows(x, weight, bias, tuning)
+        return None
+    return multiply_rows(x, weight, bias, tuning, result_dtype)
 
 
-def multiply_row(x: Tensor, weight: Tensor, bias: Tensor | None, tuning: RowTuning) -> Tensor:
+def multiply_row(
+    x: Tensor, weight: Tensor, bias: Tensor | None, tuning: RowTuning, result_dtype: torch.dtype
+) -> Tensor:
     """``linear`` of a single row."""
     outputs, inputs = weight.shape
-    out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
+    out = torch.empty((*x.shape[:-1], outputs), dtype=result_dtype, device=x.device)
     gemv_kernel[(-(-outputs // tuning.outputs),)](
         x if x.stride(-1) == 1 else x.contiguous(),
         weight,
@@ -58,13 +73,15 @@ def multiply_row(x: Tensor, weight: Tensor, bias: Tensor | None, tuning: RowTuni
     return out
 
 
-def multiply_rows(x: Tensor, weight: Tensor, bias: Tensor | None, tuning: SkinnyTuning) -> Tensor:
+def multiply_rows(
+    x: Tensor, weight: Tensor, bias: Tensor | None, tuning: SkinnyTuning, result_dtype: torch.dtype
+) -> Tensor:
     """``linear`` of a few rows, at least one; shares of the inputs are added up in their order."""
     outputs, inputs = weight.shape
     rows = as_rows(x)
     num_rows, share = len(rows), tuning.share(inputs)
     shares = -(-inputs // share)
-    out = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
+    out = torch.empty((*x.shape[:-1], outputs), dtype=result_dtype, device=x.device)
     sums = out
     if shares > 1:
         sums = torch.empty(shares, num_rows, outputs, dtype=torch.float32, device=x.device)

@@ -32,6 +32,7 @@ def _provider(
 TRITON_PROVIDERS: tuple[Provider, ...] = (
     # Few rows are summed in another order than many.
     _provider("linear", "linear", frozenset({"bfloat16", "float16"}), traits=frozenset()),
+    _provider("linear_float32", "linear", frozenset({"bfloat16", "float16"}), traits=frozenset()),
     _provider("rms_norm", "norm", _DTYPES, hidden=_LONGEST_ROW),
     _provider("fused_add_rms_norm", "norm", _DTYPES, hidden=_LONGEST_ROW),
     _provider("rotary_embedding", "rotation", _DTYPES, head_dim=1024),
