@@ -38,7 +38,10 @@ class DenseLinear(LinearMethod):
         out_features: int,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        float32_results: bool = False,
     ) -> None:
+        """``float32_results``: ``apply_float32`` will be wanted."""
         self._ops = ops
         self._shape = (out_features, in_features)
         self._dtype = dtype
@@ -50,6 +53,8 @@ class DenseLinear(LinearMethod):
         }
         self._linear = ops.bind("linear", **self._attributes)
         self._linear_float32: Kernel | None = None
+        if float32_results:
+            self._linear_float32 = ops.bind("linear_float32", **self._attributes)
         # A tensor as loaded until ``finish``, then whatever form the kernel takes.
         self.weight: Any = None
         # Another's memory is only read.
@@ -72,9 +77,9 @@ class DenseLinear(LinearMethod):
         out: torch.Tensor = self._linear(x, self.weight, bias)
         return out
 
-    def apply_float32(self, x: torch.Tensor) -> torch.Tensor:
+    def apply_float32(self, x: torch.Tensor) -> torch.Tensor | None:
         if self._linear_float32 is None:
-            self._linear_float32 = self._ops.bind("linear_float32", **self._attributes)
+            return None
         out: torch.Tensor = self._linear_float32(x, self.weight)
         return out
 

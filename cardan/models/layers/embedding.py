@@ -80,7 +80,13 @@ class LMHead(nn.Module):
         self._vocab_size = config.vocab_size
         self._span, self._rows = vocab_span(config.vocab_size, build.rank, build.world_size)
         self._communicator = build.communicator
-        self.method = linear_method(_HEAD, config.hidden_size, self._rows, build)
+        self.method = linear_method(
+            _HEAD,
+            config.hidden_size,
+            self._rows,
+            build,
+            float32_results=build.communicator is None,
+        )
         self._widen = build.ops.bind(
             "to_float32", dtype=dtype_name(build.dtype), hidden=config.vocab_size
         )

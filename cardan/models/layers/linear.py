@@ -26,12 +26,21 @@ def frozen(tensor: torch.Tensor) -> nn.Parameter:
 
 
 def linear_method(
-    layer: str, in_features: int, out_features: int, build: BuildContext
+    layer: str,
+    in_features: int,
+    out_features: int,
+    build: BuildContext,
+    *,
+    float32_results: bool = False,
 ) -> LinearMethod:
-    """Storage for one rank's part of ``layer``: the scheme's, if there is one that takes it."""
+    """Storage for one rank's part of ``layer``: the scheme's, if there is one that takes it.
+
+    ``float32_results``: its ``apply_float32`` will be asked.
+    """
     scheme = build.quantization
     if scheme is None or not scheme.accepts(layer, in_features, out_features):
-        return DenseLinear(build.ops, in_features, out_features, build.dtype, build.device)
+        facts = (build.ops, in_features, out_features, build.dtype, build.device)
+        return DenseLinear(*facts, float32_results=float32_results)
     dtype = dtype_name(build.dtype)
     return scheme.linear(build.ops, layer, in_features, out_features, dtype, build.device)
 
