@@ -42,9 +42,10 @@ class Peer:
             return await self._loop.sock_recv(self._sock, size)
 
     async def read_until(self, mark: bytes, count: int = 1) -> bytes:
-        """Everything up to the ``count``-th mark, or to the end."""
+        """Everything up to the ``count``-th mark, or to the end: of the connection, or of a stream,
+        which a slow machine may send in fewer events than it has tokens."""
         data = b""
-        while data.count(mark) < count and (part := await self.read()):
+        while data.count(mark) < count and DONE not in data and (part := await self.read()):
             data += part
         return data
 
