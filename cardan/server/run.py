@@ -64,9 +64,10 @@ class HttpServer:
 
     async def run(self) -> None:
         """Serve until `stop` or a signal (SIGINT, SIGTERM), which both may come twice."""
-        logger.info("ready at %s", address_of(self._config, self._sock))
         try:
             with self._signals():
+                # Whoever waits for this line may interrupt at once.
+                logger.info("ready at %s", address_of(self._config, self._sock))
                 await self._server.serve(sockets=[self._sock])
         finally:
             if self._drain is not None:

@@ -1,6 +1,8 @@
 """The served demo model: clients, aborts, faults, ends."""
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -190,6 +192,19 @@ def test_signal_drains_and_leaves_nothing(tmp_path: Path, number: signal.Signals
         assert server.process.wait(15) == 0
         psutil.wait_procs([engine], timeout=5)
         assert not engine.is_running()
+
+
+def test_an_interrupt_at_the_ready_line_is_a_stop() -> None:
+    command = [sys.executable, "-m", "cardan", "serve", "demo", *ARGUMENTS, "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert any("ready at" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_engine_does_not_outlive_a_killed_server(tmp_path: Path) -> None:
